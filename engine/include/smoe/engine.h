@@ -1,0 +1,63 @@
+// The engine: opens a vault under a memory plan and answers requests, one at a time. Not thread-safe: one caller.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "smoe/model.h"
+#include "smoe/plan.h"
+#include "smoe/session.h"
+#include "smoe/status.h"
+
+namespace smoe {
+
+enum class IoBackend { automatic, pread, uring };
+enum class ReadMode { automatic, direct, buffered };
+
+struct EngineOptions {
+  std::string vault;   // path of the .smoe
+  std::string scout;   // "" = <stem>.scout.safetensors beside it
+  PlanOptions plan;    // budget, ctx, threads (0 = affinity and cgroup quota) ...
+  std::string isa = "auto";
+  IoBackend io = IoBackend::automatic;
+  ReadMode read_mode = ReadMode::automatic;
+  bool verify_reads = false;
+  uint32_t spec = 0;   // speculative prefetch, experts per layer; 0 = off
+  std::vector<int32_t> penalty_exempt;  // ids the repetition penalty leaves alone, passed by the launcher
+};
+
+using Log = std::function<void(const std::string&)>;
+
+// Where a token's time went, milliseconds, summed over a request.
+struct Buckets {
+  double attention = 0, router = 0, expert_compute = 0, expert_wait = 0, head = 0, sampler = 0, other = 0;
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> open(const EngineOptions& options, Log log);
+  virtual ~Engine() = default;
+
+  virtual const ModelSpec& model() const = 0;
+  virtual const Plan& plan() const = 0;
+  virtual std::string info_json() const = 0;  // one line
+
+  // Errors are named by the wire protocol: Code::usage with message "empty_suffix", "ctx_overflow", "bad_request";
+  // Code::io "io_error"; Code::failed "non_finite"; Code::resources "no_memory".
+  virtual Result<Outcome> generate(const Request& request, Events& events) = 0;
+
+  // Log-probability of ids[i] given ids[0..i), natural log, for i in 1..n-1. Uses and replaces the session's state.
+  virtual Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) = 0;
+
+  // Logits of every position, [ids, vocab] row-major: for the conformance tests. Always a cold prefill in chunks.
+  virtual Result<std::vector<float>> logits(const std::vector<int32_t>& ids) = 0;
+  // The experts chosen at each (position, MoE layer) of the last call, [positions, moe_layers, top_k].
+  virtual std::vector<int32_t> route_trace() const = 0;
+
+  virtual void reset() = 0;  // drop every session
+  virtual Buckets buckets() const = 0;
+};
+
+}  // namespace smoe

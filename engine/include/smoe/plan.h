@@ -1,0 +1,55 @@
+// The memory plan: one pure function, used by `smoe plan`, by every start of the engine and by the tests.
+// All sizes in bytes. Source: design rules in ARCHITECTURE.md; figures of the published 64 GB machine are golden tests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "smoe/model.h"
+#include "smoe/status.h"
+
+namespace smoe {
+
+// What the machine offers. `usable` is the smallest of physical RAM and every finite cgroup limit up to the root.
+struct MachineMemory {
+  uint64_t physical_ram_bytes = 0;
+  uint64_t usable_ram_bytes = 0;     // before what other engines have reserved
+  uint64_t reserved_bytes = 0;       // promised to other running engines (ledger)
+  uint64_t available_bytes = 0;      // MemAvailable: only ever a warning
+  std::string limited_by;            // "physical RAM" or the path of the cgroup file that limits
+};
+
+// Reads /proc and the cgroup tree under `root` ("" = the real one; tests pass a fake tree).
+Result<MachineMemory> read_machine_memory(const std::string& root = "");
+
+enum class KvType : uint8_t { f16, f32 };
+
+struct PlanOptions {
+  uint64_t budget_bytes = 0;  // 0 = automatic
+  uint32_t ring_slots = 0;    // 0 = automatic; with budget_bytes a usage error
+  uint32_t ctx = 4096;        // window, tokens
+  uint32_t chunk = 0;         // prefill chunk, tokens; 0 = the engine's choice (512, less where memory is short)
+  uint32_t threads = 1;
+  uint32_t sessions = 1;
+  bool float_activations = false;
+  KvType kv = KvType::f16;
+  uint32_t experts_per_token = 0;  // 0 = the model's own
+};
+
+struct Plan {
+  uint64_t trunk_bytes = 0, state_bytes = 0, scratch_bytes = 0, process_bytes = 0;
+  uint64_t record_bytes = 0;  // the slot: the largest record
+  uint64_t min_expert_cache_bytes = 0, floor_bytes = 0, working_set_bytes = 0;
+  uint64_t recommended_bytes = 0, all_experts_bytes = 0, all_resident_bytes = 0;
+  uint64_t physical_ram_bytes = 0, usable_ram_bytes = 0, reserved_bytes = 0, ceiling_bytes = 0;
+  uint64_t budget_bytes = 0, expert_cache_bytes = 0;
+  uint32_t slots = 0, total_records = 0, ctx = 0, chunk = 0;
+  std::string budget_reason;
+  std::vector<std::string> warnings;
+};
+
+// Errors: Code::usage (budget and ring together, ctx 0), Code::resources (budget under the floor, floor over usable).
+Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, const PlanOptions& options);
+
+}  // namespace smoe

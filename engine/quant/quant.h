@@ -1,0 +1,51 @@
+// Encodings: layout, encode, decode. Scalar code here is the truth that every kernel is compared with.
+//
+// `rows` layout is byte for byte what the ecosystem writes (GGUF blocks; IEEE little-endian for plain). `panel16` holds the
+// same blocks of 16 consecutive rows interleaved (rows padded with zero blocks to a multiple of 16); one function per
+// encoding knows the arrangement, described in its file and in vault/FORMAT.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "smoe/model.h"
+#include "smoe/status.h"
+
+namespace smoe {
+
+struct EncodingInfo {
+  const char* name;
+  uint32_t block_values;  // values per block along a row; a row's cols must be a multiple
+  uint32_t block_bytes;
+  bool plain;             // f32 f16 bf16: no panels
+};
+const EncodingInfo& encoding_info(Encoding e);
+
+inline constexpr uint32_t kPanelRows = 16;
+
+// Bytes of one row in `rows` layout; 0 if cols does not divide into blocks.
+uint64_t row_bytes(Encoding e, uint64_t cols);
+// Bytes a [rows, cols] matrix takes as stored.
+uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols);
+
+// float32 [rows, cols] -> `rows` layout. A non-finite value is Code::failed with its flat index in the message.
+Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst);
+// `rows` layout -> float32; count is a multiple of block_values.
+void decode_rows(Encoding e, const uint8_t* src, uint64_t count, float* dst);
+
+// `rows` layout <-> panel16, exact in both directions. dst of pack has stored_bytes(e, panel16, rows, cols).
+void pack_panels(Encoding e, const uint8_t* src, uint64_t rows, uint64_t cols, uint8_t* dst);
+void unpack_panels(Encoding e, const uint8_t* src, uint64_t rows, uint64_t cols, uint8_t* dst);
+
+// One row of a stored matrix to float32 (the embedding lookup), either layout.
+void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows, uint64_t cols, uint64_t row, float* dst);
+
+// Where a row length does not divide: Q4_K -> Q8_0 (until Q5_0 exists), Q6_K -> Q8_0, not divisible by 32 -> f16.
+Encoding fallback_encoding(Encoding wanted, uint64_t cols);
+
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f);  // round to nearest even
+float bf16_to_f32(uint16_t h);
+uint16_t f32_to_bf16(float f);
+
+}  // namespace smoe

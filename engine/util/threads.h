@@ -1,0 +1,32 @@
+// A fork-join pool: run(n, f) calls f(task, worker) for task in [0, n) on all workers, the caller included, and returns when
+// all are done. Workers spin briefly, then park. No allocation per call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace smoe {
+
+// CPUs this process may use: the smaller of the affinity mask and the cgroup's CPU quota, at least 1.
+uint32_t usable_threads();
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(uint32_t threads);  // total, the caller included
+  ~ThreadPool();
+  uint32_t size() const;
+
+  template <class F>
+  void run(size_t tasks, F&& f) {
+    run_erased(tasks, &f, [](void* ctx, size_t task, size_t worker) { (*static_cast<F*>(ctx))(task, worker); });
+  }
+
+ private:
+  using Body = void (*)(void*, size_t, size_t);
+  void run_erased(size_t tasks, void* ctx, Body body);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace smoe

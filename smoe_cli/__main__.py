@@ -1,0 +1,3 @@
+from smoe_cli.main import main
+
+main()

@@ -1,0 +1,87 @@
+"""The Typer app. Commands are imported when they run; the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from smoe_cli import __version__
+from smoe_cli.errors import SmoeError
+
+# name -> (module, one line of help). A command module defines ``app``, a function typed for Typer, called ``command``.
+COMMANDS = {
+    "convert": ("smoe_cli.commands.convert", "Turn a checkpoint into a vault."),
+    "plan": ("smoe_cli.commands.plan", "Show the memory plan of a model on this machine."),
+    "chat": ("smoe_cli.commands.chat", "Talk to a model in the terminal."),
+    "list": ("smoe_cli.commands.list", "List the vaults found."),
+    "verify": ("smoe_cli.commands.verify", "Check every byte of a vault."),
+    "bench": ("smoe_cli.commands.bench", "Measure prefill, decode, disk and memory."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command's module only when that command is asked for, so that ``smoe --help`` answers at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, help_line = COMMANDS[cmd_name]
+        if "--help" in sys.argv[1:2] or ctx.resilient_parsing:
+            return click.Command(cmd_name, help=help_line)
+        sub = typer.Typer(add_completion=False)
+        sub.command(name=cmd_name, help=help_line)(importlib.import_module(module).command)
+        command = typer.main.get_command(sub)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, help="Mixture-of-experts models larger than memory, from disk.")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"smoe {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")) -> None:
+    pass
+
+
+def fail(error: SmoeError) -> int:
+    """Print an error for a person, on stderr, and return its exit code."""
+    from smoe_cli import console
+
+    console.error(error)
+    return error.exit_code
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run the command line; every outcome is an exit code."""
+    try:
+        code = app(args=argv, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        sys.exit(130)
+    except SmoeError as error:
+        sys.exit(fail(error))
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
