@@ -1,15 +1,19 @@
-// A fork-join pool: run(n, f) calls f(task, worker) for task in [0, n) on all workers, the caller included, and returns when
-// all are done. Workers spin briefly, then park. No allocation per call.
+// A fork-join pool: run(n, f) calls f(task, worker) for task in [0, n) on all workers, the caller included, and returns
+// when all are done. Workers spin briefly, then park. No allocation per call. Not to be called from inside a task, nor
+// from two threads at once; tasks must not throw. Tasks are claimed one by one in order, so make each worth some
+// microseconds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace smoe {
 
 // CPUs this process may use: the smaller of the affinity mask and the cgroup's CPU quota, at least 1.
-uint32_t usable_threads();
+// `root` is put before /proc and the cgroup mounts: tests pass a fake tree.
+uint32_t usable_threads(const std::string& root = "");
 
 class ThreadPool {
  public:
@@ -24,7 +28,7 @@ class ThreadPool {
 
  private:
   using Body = void (*)(void*, size_t, size_t);
-  void run_erased(size_t tasks, void* ctx, Body body);
+  void run_erased(size_t tasks, void* ctx, Body body);  // tasks < 2^32
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -10,6 +10,7 @@
 #include "experts/cache.h"
 #include "smoe/model.h"
 #include "smoe/status.h"
+#include "util/crc32c.h"
 
 namespace smoe {
 
@@ -17,8 +18,8 @@ struct TrunkEntry {
   uint64_t offset = 0, bytes = 0;  // in the scout file
 };
 
-// An opened vault. The cheap checks have run: sizes, header checksum, manifest checksum, table bounds and checksum, scout
-// header against the manifest. Errors: Code::corrupt naming file, place and fix.
+// An opened vault. The cheap checks have run: sizes, header checksum, manifest checksum, table bounds and checksum,
+// scout header against the manifest. Errors: Code::corrupt naming file, place and fix.
 struct VaultFile {
   std::string path, scout_path, tokenizer_dir;
   uint64_t file_bytes = 0, scout_bytes = 0;
@@ -40,8 +41,5 @@ struct VerifyReport {
 };
 // Checks every byte of the three parts. progress(done, total) may return false to stop.
 VerifyReport verify_vault(const std::string& path, const std::function<bool(uint64_t, uint64_t)>& progress);
-
-// CRC-32C (Castagnoli), hardware where there is one.
-uint32_t crc32c(const void* data, size_t bytes, uint32_t crc = 0);
 
 }  // namespace smoe

@@ -1,0 +1,130 @@
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "fake_tree.h"
+#include "util/aligned_buffer.h"
+#include "util/threads.h"
+
+using namespace smoe;
+
+TEST(threads_each_task_runs_once) {
+  for (uint32_t size : {1u, 2u, 3u, 8u}) {
+    ThreadPool pool(size);
+    CHECK_EQ(pool.size(), size);
+    for (size_t tasks : {0u, 1u, 2u, 7u, 1000u}) {
+      std::vector<std::atomic<int>> runs(tasks);
+      std::atomic<bool> worker_in_range{true};
+      pool.run(tasks, [&](size_t task, size_t worker) {
+        ++runs[task];
+        if (worker >= size) worker_in_range = false;
+      });
+      for (size_t i = 0; i < tasks; ++i) CHECK_EQ(runs[i].load(), 1);
+      CHECK(worker_in_range.load());
+    }
+  }
+}
+
+// Jobs of changing size back to back: a worker that wakes late must not run a task of a job that has ended, which would
+// write into a vector that no longer exists.
+TEST(threads_many_small_jobs) {
+  ThreadPool pool(4);
+  for (int job = 0; job < 20000; ++job) {
+    std::vector<int> values(static_cast<size_t>(job % 5 + 1), 0);
+    pool.run(values.size(), [&](size_t task, size_t) { values[task] += static_cast<int>(task) + job; });
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i] != static_cast<int>(i) + job) return check::fail(__FILE__, __LINE__, "a task ran twice or never");
+    }
+  }
+}
+
+TEST(threads_wake_after_parking) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::atomic<int> sum{0};
+    pool.run(10, [&](size_t task, size_t) { sum += static_cast<int>(task); });
+    CHECK_EQ(sum.load(), 45);
+  }
+}
+
+TEST(threads_workers_share_the_work) {
+  ThreadPool pool(2);
+  std::atomic<int> by_worker[2] = {};
+  // Each task waits for the other worker to have come, so the job ends only if both take part.
+  pool.run(2, [&](size_t, size_t worker) {
+    ++by_worker[worker];
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while ((by_worker[0] == 0 || by_worker[1] == 0) && std::chrono::steady_clock::now() < limit)
+      std::this_thread::yield();
+  });
+  CHECK_EQ(by_worker[0].load(), 1);
+  CHECK_EQ(by_worker[1].load(), 1);
+}
+
+TEST(threads_quota_limits) {
+  FakeTree tree;
+  CHECK(usable_threads(tree.root()) >= 1);  // no cgroup at all: the affinity mask
+  tree.write("proc/self/mountinfo", "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  tree.write("proc/self/cgroup", "0::/a/b\n");
+  tree.write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+  const uint32_t all = usable_threads(tree.root());
+  CHECK(all >= 1);
+  tree.write("sys/fs/cgroup/a/cpu.max", "100000 100000\n");
+  CHECK_EQ(usable_threads(tree.root()), 1u);
+  tree.write("sys/fs/cgroup/a/cpu.max", "40000 100000\n");  // less than one CPU is still one thread
+  CHECK_EQ(usable_threads(tree.root()), 1u);
+}
+
+TEST(threads_quota_limits_v1) {
+  FakeTree tree;
+  tree.write("proc/self/mountinfo", "30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n");
+  tree.write("proc/self/cgroup", "4:cpu,cpuacct:/a\n");
+  tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
+  tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n");
+  CHECK(usable_threads(tree.root()) >= 1);
+  tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "100000\n");
+  CHECK_EQ(usable_threads(tree.root()), 1u);
+}
+
+TEST(aligned_buffer_is_aligned_and_zeroed) {
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{4096}, size_t{100000}, AlignedBuffer::kHugePage + 1}) {
+    Result<AlignedBuffer> made = AlignedBuffer::allocate(bytes);
+    REQUIRE(made.is_ok());
+    AlignedBuffer buffer = std::move(made).value();
+    CHECK_EQ(buffer.size(), bytes);
+    CHECK_EQ(buffer.data() == nullptr, bytes == 0);
+    if (bytes == 0) continue;
+    const size_t alignment = bytes >= AlignedBuffer::kHugePage ? AlignedBuffer::kHugePage : AlignedBuffer::kPage;
+    CHECK_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % alignment, 0u);
+    CHECK_EQ(int{buffer.data()[0]} + int{buffer.data()[bytes - 1]}, 0);
+    std::memset(buffer.data(), 7, bytes);
+  }
+}
+
+TEST(aligned_buffer_moves_and_discards) {
+  AlignedBuffer first = std::move(AlignedBuffer::allocate(3 * AlignedBuffer::kPage)).value();
+  std::memset(first.data(), 9, first.size());
+  uint8_t* data = first.data();
+  AlignedBuffer second = std::move(first);
+  CHECK(second.data() == data && first.data() == nullptr);
+  second.discard(1, 2 * AlignedBuffer::kPage);  // one whole page lies inside
+  CHECK_EQ(int{data[AlignedBuffer::kPage - 1]}, 9);
+  CHECK_EQ(int{data[AlignedBuffer::kPage]}, 0);
+  CHECK_EQ(int{data[2 * AlignedBuffer::kPage]}, 9);
+  second = AlignedBuffer();
+  CHECK(second.data() == nullptr);
+}
+
+TEST(aligned_buffer_refuses_the_impossible) {
+  Result<AlignedBuffer> made = AlignedBuffer::allocate(SIZE_MAX);
+  CHECK(!made.is_ok());
+  CHECK(made.status().code() == Code::resources);
+  made = AlignedBuffer::allocate(size_t{1} << 60);
+  CHECK(!made.is_ok());
+}
