@@ -1,0 +1,56 @@
+#include "blocks/linear.h"
+
+#include <algorithm>
+
+namespace smoe {
+
+void Activations::bind(const float* x, size_t rows, size_t cols) {
+  x_ = x;
+  rows_ = rows;
+  cols_ = cols;
+  ready_[1] = ready_[2] = false;
+}
+
+const uint8_t* Activations::quantized(const Compute& c, ActFormat format) {
+  if (format == ActFormat::none) return nullptr;
+  const auto f = static_cast<size_t>(format);
+  if (ready_[f]) return buffers_[f];
+  const size_t bytes = act_row_bytes(format, cols_);
+  const size_t per_task = 8;  // rows; a decode step is one task and runs on the caller
+  c.pool->run((rows_ + per_task - 1) / per_task, [&](size_t task, size_t) {
+    const size_t r0 = task * per_task, n = std::min(per_task, rows_ - r0);
+    c.kernels->quantize_act(format, x_ + r0 * cols_, n, cols_, cols_, buffers_[f] + r0 * bytes);
+  });
+  ready_[f] = true;
+  return buffers_[f];
+}
+
+void multiply(const Compute& c, const Matrix& w, const Activations& a, const uint8_t* acts, const uint32_t* index,
+              size_t first, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride) {
+  if (acts == nullptr) {
+    c.kernels->matmul_f32(w, a.x() + first * a.cols(), a.cols(), index, tokens, row0, row1, y, y_stride);
+  } else {
+    const size_t bytes = act_row_bytes(act_format(w.encoding), w.cols);
+    c.kernels->matmul_q8(w, acts + first * bytes, index, tokens, row0, row1, y, y_stride);
+  }
+}
+
+size_t rows_per_task(const Compute& c, size_t rows) {
+  const size_t share = rows / (c.pool->size() * 8) / kTaskRows * kTaskRows;
+  return std::clamp<size_t>(share, kTaskRows, 16 * kTaskRows);
+}
+
+void linear(const Compute& c, const Linear& l, Activations& a, float* y, size_t first) {
+  const Matrix& w = l.weight;
+  const size_t tokens = a.rows() - first, step = rows_per_task(c, w.rows);
+  const uint8_t* acts = a.quantized(c, c.format(w));
+  c.pool->run((w.rows + step - 1) / step, [&](size_t task, size_t) {
+    const size_t r0 = task * step, r1 = std::min<size_t>(w.rows, r0 + step);
+    multiply(c, w, a, acts, nullptr, first, tokens, r0, r1, y, w.rows);
+    if (l.bias == nullptr) return;
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t r = r0; r < r1; ++r) y[t * w.rows + r] += l.bias[r];
+  });
+}
+
+}  // namespace smoe

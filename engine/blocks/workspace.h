@@ -1,0 +1,50 @@
+// Every buffer a forward pass writes, for a chunk of T rows. Laid out and allocated once by core/scratch.cpp, which is also
+// what the memory plan counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace smoe {
+
+inline constexpr size_t kKeyTile = 64;    // keys per attention tile, anchored at absolute positions
+inline constexpr size_t kQueryTile = 16;  // queries that share a decoded key tile
+inline constexpr size_t kHeadRows = 16;   // rows of logits held at once
+
+struct Workspace {
+  float* x = nullptr;          // [T, hidden] the residual stream
+  float* normed = nullptr;     // [T, hidden]
+  float* block_out = nullptr;  // [T, hidden] what a block adds to the stream
+  float* q = nullptr;          // [T, heads * head_dim]
+  float* k = nullptr;          // [T, kv_heads * head_dim]
+  float* v = nullptr;          // [T, kv_heads * head_dim]
+  float* attn = nullptr;       // [T, heads * head_dim]
+  float* rope_cos = nullptr;   // [ropes, T, rope_half]
+  float* rope_sin = nullptr;
+  size_t rope_half = 0;        // row length of the two tables: the largest inv_freq size
+  size_t rows = 0;             // T
+
+  float* attn_worker = nullptr;  // [workers, attn_worker_floats]
+  size_t attn_worker_floats = 0;
+
+  uint8_t* acts_32 = nullptr;   // [T, act_row_bytes(q8_32, widest input)]
+  uint8_t* acts_256 = nullptr;  // [T, act_row_bytes(q8_256, widest input)]
+
+  // Feed-forward. pairs = T for a dense layer, T * top_k (token, expert) pairs for experts.
+  float* gate = nullptr;             // [pairs, width]
+  float* up = nullptr;               // [pairs, width]
+  uint8_t* mid_32 = nullptr;         // [pairs, act_row_bytes(q8_32, width)]
+  uint8_t* mid_256 = nullptr;        // [pairs, act_row_bytes(q8_256, width)]
+  float* pair_out = nullptr;         // [pairs, hidden]
+  float* router = nullptr;           // [T, experts]
+  uint32_t* chosen = nullptr;        // [T, top_k] experts, best first
+  float* weights = nullptr;          // [T, top_k]
+  uint32_t* pair_of = nullptr;       // [T, top_k] where the pair lies in expert order
+  uint32_t* pair_row = nullptr;      // [pairs] the row a pair belongs to
+  uint32_t* expert_begin = nullptr;  // [experts + 1] first pair of each expert
+  uint32_t* expert_order = nullptr;  // [experts] distinct experts in order of first use
+
+  float* logits = nullptr;  // [kHeadRows, vocab]
+};
+
+}  // namespace smoe

@@ -1,0 +1,316 @@
+// The engine behind include/smoe/engine.h: owns the vault's parts in memory and runs requests over the forward pass.
+#include "smoe/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "core/conversation.h"
+#include "core/forward.h"
+#include "core/info.h"
+#include "core/sampler.h"
+#include "vault/vault.h"
+
+namespace smoe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+Status wire_error(const char* name, std::string hint = {}) { return {Code::usage, name, std::move(hint)}; }
+
+class EngineImpl final : public Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> open(const EngineOptions& options, const Log& log);
+
+  const ModelSpec& model() const override { return vault_.model; }
+  const Plan& plan() const override { return plan_; }
+  std::string info_json() const override;
+  Result<Outcome> generate(const Request& request, Events& events) override;
+  Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) override;
+  Result<std::vector<float>> logits(const std::vector<int32_t>& ids) override;
+  std::vector<int32_t> route_trace() const override { return trace_; }
+  void reset() override;
+  Buckets buckets() const override { return forward_->buckets(); }
+
+ private:
+  explicit EngineImpl(const EngineOptions& options) : options_(options) {}
+  Status set_up(const Log& log);
+  Status open_cache(const Log& log);
+  Status check_ids(const std::vector<int32_t>& ids) const;
+  Conversation& conversation(const std::string& name);
+  // Computes n ids after what the conversation holds; see Forward::run for `first`.
+  Status extend(Conversation& c, const int32_t* ids, size_t n, size_t first);
+  // Computes ids[from, ...) in chunks, of the last row all the way to its hidden state. *cancelled after an interruption.
+  Status prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled);
+  Status decode(Conversation& c, const Request& request, Events& events, Outcome* outcome);
+  bool ends(int32_t id, const Request& request) const;
+  // Calls row(position, logits) for every position of ids, cold.
+  template <class F>
+  Status every_row(const std::vector<int32_t>& ids, Events* events, F&& row);
+  void begin_counters(Counters* counters);
+  void end_counters(Counters* counters);
+
+  EngineOptions options_;
+  VaultFile vault_;
+  Plan plan_;
+  Trunk trunk_;
+  Scratch scratch_;
+  AlignedBuffer slots_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<ExpertCache> cache_;
+  std::unique_ptr<Forward> forward_;
+  std::unique_ptr<Sampler> sampler_;
+  std::vector<std::unique_ptr<Conversation>> conversations_;
+  std::vector<int32_t> trace_;
+  std::vector<uint8_t> mask_;
+  const Kernels* kernels_ = nullptr;
+  CacheStats before_;
+  uint64_t clock_ = 0;
+};
+
+// --- opening -------------------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<Engine>> EngineImpl::open(const EngineOptions& options, const Log& log) {
+  std::unique_ptr<EngineImpl> engine(new EngineImpl(options));
+  SMOE_TRY(engine->set_up(log));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+Status EngineImpl::set_up(const Log& log) {
+  SMOE_ASSIGN(kernels_, choose_kernels(options_.isa));
+  SMOE_ASSIGN(vault_, open_vault(options_.vault, options_.scout));
+  PlanOptions& p = options_.plan;
+  if (p.threads == 0) p.threads = usable_threads();
+  if (p.float_activations) p.kv = KvType::f32;
+  if (p.experts_per_token != 0)
+    for (LayerSpec& l : vault_.model.layers) l.ffn.top_k = std::min(l.ffn.top_k, p.experts_per_token);
+  SMOE_ASSIGN(const MachineMemory machine, read_machine_memory());
+  SMOE_ASSIGN(plan_, make_plan(vault_.model, machine, p));
+  for (const std::string& warning : plan_.warnings) log("warning: " + warning);
+
+  SMOE_ASSIGN(trunk_, Trunk::load(vault_));
+  SMOE_ASSIGN(scratch_, Scratch::allocate(vault_.model, plan_.chunk, p.threads));
+  SMOE_TRY(open_cache(log));
+  for (uint32_t i = 0; i < p.sessions; ++i) {
+    SMOE_ASSIGN(KvState kv, KvState::allocate(vault_.model, plan_.ctx, plan_.chunk, p.kv));
+    conversations_.push_back(std::make_unique<Conversation>(std::move(kv)));
+  }
+  pool_ = std::make_unique<ThreadPool>(p.threads);
+  sampler_ = std::make_unique<Sampler>(vault_.model.vocab);
+  const Compute compute{kernels_, pool_.get(), p.float_activations};
+  forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute);
+  return Status::ok();
+}
+
+Status EngineImpl::open_cache(const Log& log) {
+  DirectMode mode = DirectMode::automatic;
+  if (options_.read_mode == ReadMode::direct) mode = DirectMode::direct;
+  if (options_.read_mode == ReadMode::buffered) mode = DirectMode::buffered;
+  if (options_.io == IoBackend::uring)
+    return {Code::usage, "--io uring is not built into this engine", "leave --io out, or use --io pread"};
+  ExpertCache::Config config;
+  config.records = vault_.records;
+  config.slots = plan_.slots;
+  config.slot_bytes = plan_.record_bytes;
+  config.verify_reads = options_.verify_reads;
+  SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
+  config.memory = slots_.data();
+  std::string notice;
+  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(vault_.path, mode, config.depth, &notice));
+  if (!notice.empty()) log("notice: " + notice);
+  SMOE_ASSIGN(cache_, ExpertCache::create(std::move(config), std::move(reader)));
+  return Status::ok();
+}
+
+// --- requests ------------------------------------------------------------------------------------------------------------
+
+Status EngineImpl::check_ids(const std::vector<int32_t>& ids) const {
+  if (ids.empty()) return wire_error("empty_suffix");
+  for (const int32_t id : ids)
+    if (id < 0 || static_cast<uint32_t>(id) >= vault_.model.vocab)
+      return wire_error("bad_request", "id " + std::to_string(id) + " is outside the vocabulary of " +
+                                           std::to_string(vault_.model.vocab));
+  return Status::ok();
+}
+
+// The named conversation, or the least recently used one, emptied and renamed.
+Conversation& EngineImpl::conversation(const std::string& name) {
+  Conversation* oldest = conversations_.front().get();
+  for (auto& c : conversations_) {
+    if (c->name == name) {
+      c->last_use = ++clock_;
+      return *c;
+    }
+    if (c->last_use < oldest->last_use) oldest = c.get();
+  }
+  oldest->clear();
+  oldest->name = name;
+  oldest->last_use = ++clock_;
+  return *oldest;
+}
+
+Status EngineImpl::extend(Conversation& c, const int32_t* ids, size_t n, size_t first) {
+  c.reserve(n);
+  SMOE_TRY(forward_->run(c.kv(), ids, n, c.length(), first));
+  c.append(ids, n);
+  return Status::ok();
+}
+
+Status EngineImpl::prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled) {
+  const size_t total = ids.size() - from;
+  for (size_t at = from; at < ids.size();) {
+    if (events.cancelled()) {
+      *cancelled = true;
+      return Status::ok();
+    }
+    const size_t T = std::min<size_t>(plan_.chunk, ids.size() - at);
+    const bool last = at + T == ids.size();
+    SMOE_TRY(extend(c, ids.data() + at, T, last ? T - 1 : T));
+    at += T;
+    events.on_prefill(static_cast<uint32_t>(at - from), static_cast<uint32_t>(total));
+  }
+  return Status::ok();
+}
+
+bool EngineImpl::ends(int32_t id, const Request& request) const {
+  const auto in = [id](const std::vector<int32_t>& set) { return std::find(set.begin(), set.end(), id) != set.end(); };
+  return in(vault_.model.eos_ids) || in(request.stop_ids);
+}
+
+// Samples until an end. The hidden state of the last position is in the workspace; the step after the last token is not
+// computed.
+Status EngineImpl::decode(Conversation& c, const Request& request, Events& events, Outcome* outcome) {
+  std::vector<int32_t> history(request.ids);
+  for (uint32_t n = 0;; ++n) {
+    if (events.cancelled() || (request.mask && !events.next_mask(&mask_))) {
+      outcome->finish = Finish::cancel;
+      return Status::ok();
+    }
+    const float* logits = forward_->logits(0, 1);
+    TokenEvent token;
+    auto start = Clock::now();
+    SMOE_TRY(sampler_->sample(logits, history, history.size(), request.mask ? mask_.data() : nullptr, &token));
+    forward_->buckets().sampler += ms_since(start);
+    if (const char* warning = sampler_->take_warning()) events.on_warning(warning);
+    if (ends(token.id, request)) {
+      outcome->finish = Finish::stop;
+      return Status::ok();
+    }
+    outcome->counters.generated_tokens = n + 1;
+    events.on_token(token);
+    history.push_back(token.id);
+    if (n + 1 == request.max_tokens) {
+      outcome->finish = Finish::length;
+      return Status::ok();
+    }
+    SMOE_TRY(extend(c, &token.id, 1, 0));
+  }
+}
+
+void EngineImpl::begin_counters(Counters* counters) {
+  *counters = {};
+  before_ = cache_->stats();
+  forward_->buckets() = {};
+}
+
+void EngineImpl::end_counters(Counters* counters) {
+  const CacheStats now = cache_->stats();
+  counters->hits = now.hits - before_.hits;
+  counters->misses = now.misses - before_.misses;
+  counters->read_bytes = now.read_bytes - before_.read_bytes;
+  counters->wait_ms = now.wait_ms - before_.wait_ms;
+}
+
+Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
+  SMOE_TRY(check_ids(request.ids));
+  if (request.max_tokens == 0) return wire_error("bad_request", "max_tokens is 0");
+  if (!request.slide && request.ids.size() > plan_.ctx) return wire_error("ctx_overflow");
+  SMOE_TRY(sampler_->begin(request, options_.penalty_exempt));
+  Outcome outcome;
+  Counters& n = outcome.counters;
+  begin_counters(&n);
+  Conversation& c = conversation(request.session);
+  n.prompt_tokens = static_cast<uint32_t>(request.ids.size());
+  n.cached_tokens = c.reuse(request.ids);
+  events.on_begin(n.prompt_tokens, n.cached_tokens);
+
+  auto start = Clock::now();
+  bool cancelled = false;
+  Status status = prefill(c, request.ids, n.cached_tokens, events, &cancelled);
+  n.prefill_ms = ms_since(start);
+  start = Clock::now();
+  if (cancelled) {
+    outcome.finish = Finish::cancel;
+  } else if (status.is_ok()) {
+    status = decode(c, request, events, &outcome);
+  }
+  n.decode_ms = ms_since(start);
+  end_counters(&n);
+  if (!status.is_ok()) return status;  // what was appended before the failure stays a valid prefix
+  return outcome;
+}
+
+template <class F>
+Status EngineImpl::every_row(const std::vector<int32_t>& ids, Events* events, F&& row) {
+  SMOE_TRY(check_ids(ids));
+  Conversation& c = conversation("");
+  c.clear();
+  for (size_t at = 0; at < ids.size();) {
+    if (events != nullptr && events->cancelled()) return {Code::cancelled, "cancelled"};
+    const size_t T = std::min<size_t>(plan_.chunk, ids.size() - at);
+    SMOE_TRY(extend(c, ids.data() + at, T, 0));
+    for (size_t r = 0; r < T; r += kHeadRows) {
+      const size_t rows = std::min(kHeadRows, T - r);
+      const float* logits = forward_->logits(r, rows);
+      for (size_t i = 0; i < rows; ++i) row(at + r + i, logits + i * vault_.model.vocab);
+    }
+    at += T;
+    if (events != nullptr) events->on_prefill(static_cast<uint32_t>(at), static_cast<uint32_t>(ids.size()));
+  }
+  return Status::ok();
+}
+
+Result<std::vector<float>> EngineImpl::score(const std::vector<int32_t>& ids, Events& events) {
+  std::vector<float> logprobs;
+  const uint32_t vocab = vault_.model.vocab;
+  SMOE_TRY(every_row(ids, &events, [&](size_t position, const float* logits) {
+    if (position + 1 == ids.size()) return;
+    const float top = *std::max_element(logits, logits + vocab);
+    double sum = 0;
+    for (uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{logits[i]} - top);
+    logprobs.push_back(static_cast<float>(logits[ids[position + 1]] - top - std::log(sum)));
+  }));
+  return logprobs;
+}
+
+Result<std::vector<float>> EngineImpl::logits(const std::vector<int32_t>& ids) {
+  std::vector<float> all;
+  all.reserve(ids.size() * vault_.model.vocab);
+  trace_.clear();
+  forward_->trace_into(&trace_);
+  const Status status = every_row(ids, nullptr, [&](size_t, const float* logits) {
+    all.insert(all.end(), logits, logits + vault_.model.vocab);
+  });
+  forward_->trace_into(nullptr);
+  if (!status.is_ok()) return status;
+  return all;
+}
+
+void EngineImpl::reset() {
+  for (auto& c : conversations_) c->clear();
+}
+
+std::string EngineImpl::info_json() const {
+  return engine_info(vault_.model, plan_, kernels_->name, options_.plan, cache_->reader().stats());
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options, Log log) {
+  return EngineImpl::open(options, log);
+}
+
+}  // namespace smoe

@@ -1,0 +1,20 @@
+#include "core/footprint.h"
+
+#include "core/kv_state.h"
+#include "core/sampler.h"
+#include "core/scratch.h"
+#include "core/trunk.h"
+
+namespace smoe {
+
+uint64_t engine_trunk_bytes(const ModelSpec& model) { return Trunk::bytes(model); }
+
+uint64_t engine_state_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
+  return options.sessions * KvState::bytes(model, options.ctx, chunk, options.kv);
+}
+
+uint64_t engine_scratch_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
+  return Scratch::bytes(model, chunk, options.threads) + Sampler::bytes(model.vocab);
+}
+
+}  // namespace smoe

@@ -1,0 +1,18 @@
+// What the engine allocates, in bytes, by the same code that allocates it. The memory plan adds these up.
+#pragma once
+
+#include <cstdint>
+
+#include "smoe/model.h"
+#include "smoe/plan.h"
+
+namespace smoe {
+
+// Trunk tensors as held in memory: matrices as stored, vectors (norms, biases) as float32.
+uint64_t engine_trunk_bytes(const ModelSpec& model);
+// Keys and values of all sessions: per layer a ring of min(window, ctx) + chunk rows.
+uint64_t engine_state_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk);
+// Activations, staging and sampler buffers for one chunk.
+uint64_t engine_scratch_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk);
+
+}  // namespace smoe

@@ -1,0 +1,138 @@
+#include "core/forward.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "quant/quant.h"
+
+namespace smoe {
+namespace {
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* into) : into_(into), start_(std::chrono::steady_clock::now()) {}
+  ~Stopwatch() {
+    *into_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  double* into_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+Forward::Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute)
+    : model_(model), trunk_(trunk), cache_(cache), ws_(ws), compute_(compute) {
+  size_t experts = 0;
+  for (const LayerSpec& l : model.layers) experts = std::max<size_t>(experts, l.ffn.experts);
+  ready_.reserve(experts);
+}
+
+Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t position, size_t first) {
+  moe_times_ = {};
+  layer_trace_.clear();
+  {
+    Stopwatch watch(&buckets_.other);
+    embed(ids, T);
+    fill_ropes(position, T);
+  }
+  for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, kv, T, position, first));
+  buckets_.router += moe_times_.router;
+  buckets_.expert_compute += moe_times_.compute;
+  buckets_.expert_wait += moe_times_.wait;
+  if (trace_ != nullptr)
+    for (size_t row = 0; row < T - first; ++row)
+      for (const auto& of_layer : layer_trace_) {
+        const size_t k = of_layer.size() / (T - first);
+        trace_->insert(trace_->end(), of_layer.begin() + row * k, of_layer.begin() + (row + 1) * k);
+      }
+  return Status::ok();
+}
+
+void Forward::embed(const int32_t* ids, size_t T) {
+  const Matrix& e = trunk_.embed();
+  compute_.pool->run(T, [&](size_t t, size_t) {
+    decode_row(e.encoding, e.layout, e.data, e.rows, e.cols, static_cast<uint64_t>(ids[t]), ws_.x + t * model_.hidden);
+  });
+}
+
+void Forward::fill_ropes(uint64_t position, size_t T) {
+  for (size_t r = 0; r < model_.ropes.size(); ++r) {
+    const RopeSpec& rope = model_.ropes[r];
+    const size_t base = r * ws_.rows * ws_.rope_half;
+    compute_.pool->run(T, [&](size_t t, size_t) {
+      const float p = static_cast<float>(position + t);
+      for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
+        const float angle = p * rope.inv_freq[i];
+        ws_.rope_cos[base + t * ws_.rope_half + i] = std::cos(angle) * rope.scale;
+        ws_.rope_sin[base + t * ws_.rope_half + i] = std::sin(angle) * rope.scale;
+      }
+    });
+  }
+}
+
+Status Forward::layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first) {
+  const LayerSpec& spec = model_.layers[i];
+  const LayerWeights& w = trunk_.layer(i);
+  const bool last = i + 1 == model_.layers.size();
+  const size_t from = last ? first : 0, rows = T - from;
+  float* x = ws_.x + from * model_.hidden;
+  {
+    Stopwatch watch(&buckets_.attention);
+    normalize(ws_.x, w.attn_norm, T);
+    Activations input(ws_.acts_32, ws_.acts_256);
+    input.bind(ws_.normed, T, model_.hidden);
+    attention_gqa(compute_, spec.attention, w.attention, model_.norm_eps, kv.layer(i), ws_, input,
+                  model_.ropes[spec.attention.rope].inv_freq.size(), position, from);
+    if (rows == 0) return Status::ok();
+    add(x, ws_.block_out, rows * model_.hidden);
+  }
+  return feed_forward(i, x, rows);
+}
+
+Status Forward::feed_forward(size_t i, float* x, size_t rows) {
+  const FfnSpec& spec = model_.layers[i].ffn;
+  const LayerWeights& w = trunk_.layer(i);
+  Activations input(ws_.acts_32, ws_.acts_256);
+  {
+    Stopwatch watch(&buckets_.other);
+    normalize(x, w.ffn_norm, rows);
+    input.bind(ws_.normed, rows, model_.hidden);
+  }
+  if (spec.is_moe()) {
+    SMOE_TRY(moe(compute_, spec, w.moe, cache_, input, ws_, ws_.block_out, ready_, &moe_times_));
+    if (trace_ != nullptr) layer_trace_.emplace_back(ws_.chosen, ws_.chosen + rows * spec.top_k);
+  } else {
+    Stopwatch watch(&buckets_.expert_compute);
+    ffn(compute_, w.dense, input, ws_, ws_.block_out);
+  }
+  Stopwatch watch(&buckets_.other);
+  add(x, ws_.block_out, rows * model_.hidden);
+  // The last layer's surviving rows move to the front, where logits() finds them.
+  if (i + 1 == model_.layers.size() && x != ws_.x) std::copy_n(x, rows * model_.hidden, ws_.x);
+  return Status::ok();
+}
+
+float* Forward::logits(size_t row, size_t rows) {
+  Stopwatch watch(&buckets_.head);
+  normalize(ws_.x + row * model_.hidden, trunk_.final_norm(), rows);
+  Activations input(ws_.acts_32, ws_.acts_256);
+  input.bind(ws_.normed, rows, model_.hidden);
+  linear(compute_, trunk_.head(), input, ws_.logits);
+  return ws_.logits;
+}
+
+void Forward::normalize(const float* x, const float* weight, size_t rows) {
+  const size_t H = model_.hidden;
+  compute_.pool->run(rows, [&](size_t t, size_t) {
+    compute_.kernels->rms_norm(x + t * H, weight, H, model_.norm_eps, ws_.normed + t * H);
+  });
+}
+
+void Forward::add(float* x, const float* y, size_t n) {
+  for (size_t i = 0; i < n; ++i) x[i] += y[i];
+}
+
+}  // namespace smoe

@@ -1,0 +1,49 @@
+// The one forward path: a batch of T tokens through all layers; decode is T = 1.
+#pragma once
+
+#include <vector>
+
+#include "core/kv_state.h"
+#include "core/scratch.h"
+#include "core/trunk.h"
+#include "smoe/engine.h"
+
+namespace smoe {
+
+class Forward {
+ public:
+  // All references outlive the object.
+  Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute);
+
+  // Computes ids[0, T) at `position`, appending to kv. Of the last layer only rows [first, T) are computed beyond their keys
+  // and values; first == T when none of the chunk's logits will be asked for. T is at most the chunk.
+  Status run(const KvState& kv, const int32_t* ids, size_t T, uint64_t position, size_t first);
+  // Logits [rows, vocab] of rows [row, row + rows) of the last run, counted from its `first`; rows <= kHeadRows. Valid until
+  // the next call.
+  float* logits(size_t row, size_t rows);
+
+  Buckets& buckets() { return buckets_; }
+  // While set, every run appends the experts it chose: [rows, moe_layers, top_k].
+  void trace_into(std::vector<int32_t>* trace) { trace_ = trace; }
+
+ private:
+  void embed(const int32_t* ids, size_t T);
+  void fill_ropes(uint64_t position, size_t T);
+  Status layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first);
+  Status feed_forward(size_t i, float* x, size_t rows);
+  void add(float* x, const float* y, size_t n);
+  void normalize(const float* x, const float* weight, size_t rows);
+
+  const ModelSpec& model_;
+  const Trunk& trunk_;
+  ExpertCache& cache_;
+  Workspace& ws_;
+  Compute compute_;
+  Buckets buckets_;
+  MoeTimes moe_times_;
+  std::vector<ExpertRef> ready_;
+  std::vector<int32_t>* trace_ = nullptr;
+  std::vector<std::vector<uint32_t>> layer_trace_;  // [moe layer][row * top_k]
+};
+
+}  // namespace smoe

@@ -1,0 +1,51 @@
+#include "core/kv_state.h"
+
+#include <algorithm>
+
+#include "blocks/workspace.h"
+
+namespace smoe {
+namespace {
+
+size_t window_of(const AttentionSpec& a, uint32_t ctx) { return a.window ? std::min(a.window, ctx) : ctx; }
+
+// A chunk's rows are written before its first query reads: window + chunk rows live at once.
+size_t capacity_of(const AttentionSpec& a, uint32_t ctx, uint32_t chunk) {
+  return (window_of(a, ctx) + chunk + kKeyTile - 1) / kKeyTile * kKeyTile;
+}
+
+uint64_t layer_bytes(const AttentionSpec& a, uint32_t ctx, uint32_t chunk, KvType type) {
+  const uint64_t element = type == KvType::f32 ? 4 : 2;
+  return (uint64_t{a.kv_heads} * capacity_of(a, ctx, chunk) * a.head_dim * element + 63) / 64 * 64;
+}
+
+}  // namespace
+
+uint64_t KvState::bytes(const ModelSpec& model, uint32_t ctx, uint32_t chunk, KvType type) {
+  uint64_t sum = 0;
+  for (const LayerSpec& layer : model.layers) sum += 2 * layer_bytes(layer.attention, ctx, chunk, type);
+  return sum;
+}
+
+Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t chunk, KvType type) {
+  KvState state;
+  SMOE_ASSIGN(state.memory_, AlignedBuffer::allocate(bytes(model, ctx, chunk, type)));
+  uint8_t* at = state.memory_.data();
+  for (const LayerSpec& layer : model.layers) {
+    const AttentionSpec& a = layer.attention;
+    const uint64_t half = layer_bytes(a, ctx, chunk, type);
+    state.layers_.push_back({at, at + half, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type == KvType::f32});
+    at += 2 * half;
+  }
+  return state;
+}
+
+bool KvState::can_roll_back(uint64_t written, uint64_t length) const {
+  return std::all_of(layers_.begin(), layers_.end(), [&](const KvLayer& l) {
+    const uint64_t oldest_needed = length + 1 > l.window ? length + 1 - l.window : 0;
+    const uint64_t oldest_held = written > l.capacity ? written - l.capacity : 0;
+    return oldest_needed >= oldest_held;
+  });
+}
+
+}  // namespace smoe

@@ -1,0 +1,86 @@
+#include "core/trunk.h"
+
+#include "quant/quant.h"
+
+namespace smoe {
+namespace {
+
+bool ends_with(const std::string& s, const char* tail) { return s.size() >= std::char_traits<char>::length(tail) && s.ends_with(tail); }
+
+// Norms and biases: one row, used element by element, kept as float32.
+bool is_vector(const std::string& name) { return ends_with(name, "norm.weight") || ends_with(name, ".bias"); }
+
+uint64_t held_bytes(const std::string& name, const TensorSpec& t) {
+  const uint64_t bytes = is_vector(name) ? t.rows * t.cols * sizeof(float) : stored_bytes(t.encoding, t.layout, t.rows, t.cols);
+  return (bytes + 63) / 64 * 64;
+}
+
+}  // namespace
+
+uint64_t Trunk::bytes(const ModelSpec& model) {
+  uint64_t sum = 0;
+  for (const auto& [name, tensor] : model.tensors) sum += held_bytes(name, tensor);
+  return sum;
+}
+
+Result<Trunk> Trunk::load(const VaultFile& vault) {
+  Trunk trunk;
+  SMOE_ASSIGN(trunk.memory_, AlignedBuffer::allocate(bytes(vault.model)));
+  uint8_t* at = trunk.memory_.data();
+  std::vector<uint8_t> staging;
+  for (const auto& [name, t] : vault.model.tensors) {
+    if (is_vector(name)) {
+      staging.resize(stored_bytes(t.encoding, t.layout, t.rows, t.cols));
+      SMOE_TRY(read_trunk_tensor(vault, name, staging.data()));
+      decode_rows(t.encoding, staging.data(), t.rows * t.cols, reinterpret_cast<float*>(at));
+      trunk.vectors_[name] = reinterpret_cast<const float*>(at);
+    } else {
+      SMOE_TRY(read_trunk_tensor(vault, name, at));
+      trunk.matrices_[name] = {t.encoding, t.layout, t.rows, t.cols, at};
+    }
+    at += held_bytes(name, t);
+  }
+  trunk.bind(vault.model);
+  return trunk;
+}
+
+Matrix Trunk::matrix(const std::string& name) const {
+  const auto found = matrices_.find(name);
+  return found == matrices_.end() ? Matrix{} : found->second;
+}
+
+const float* Trunk::vector(const std::string& name) const {
+  const auto found = vectors_.find(name);
+  return found == vectors_.end() ? nullptr : found->second;
+}
+
+Linear Trunk::linear(const std::string& name) const { return {matrix(name + ".weight"), vector(name + ".bias")}; }
+
+FfnWeights Trunk::ffn(const std::string& prefix) const {
+  return {linear(prefix + ".gate"), linear(prefix + ".up"), linear(prefix + ".down")};
+}
+
+void Trunk::bind(const ModelSpec& model) {
+  embed_ = matrix("embed.weight");
+  head_ = model.tied_head ? Linear{embed_, nullptr} : linear("head");
+  final_norm_ = vector("final_norm.weight");
+  uint32_t moe_layer = 0;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "attn.";
+    LayerWeights w;
+    w.attn_norm = vector(prefix + "attn_norm.weight");
+    w.ffn_norm = vector(prefix + "ffn_norm.weight");
+    w.attention = {linear(attn + "q"), linear(attn + "k"), linear(attn + "v"), linear(attn + "o"),
+                   vector(attn + "q_norm.weight"), vector(attn + "k_norm.weight")};
+    const FfnSpec& f = model.layers[i].ffn;
+    if (f.is_moe()) {
+      w.moe = {linear(prefix + "router"), ffn(prefix + "shared"), linear(prefix + "shared_gate"), moe_layer++,
+               record_layout(f, model.hidden)};
+    } else {
+      w.dense = ffn(prefix + "ffn");
+    }
+    layers_.push_back(w);
+  }
+}
+
+}  // namespace smoe
