@@ -1,13 +1,62 @@
-# `make` lists the targets. PYTHON and VENV may be overridden.
+# `make` lists the targets. PYTHON (3.11 or newer) and VENV may be overridden.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+STAMP := $(VENV)/.smoe-stamp
+DEMO_CKPT := checkpoints/demo
+DEMO_VAULT := vault/demo.smoe
+DEMO_QUESTION := What is the capital of Italy?
+SOURCES := CMakeLists.txt $(shell find engine tests/engine scripts -name '*.cpp' -o -name '*.h')
 
+.PHONY: help setup build demo test check check-full bench format clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: help build
-build:  ## compile the engine and the Python module into smoe_cli/ (needs VENV)
-	$(BIN)/cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSMOE_TESTS=ON
-	$(BIN)/cmake --build build
-	$(BIN)/cmake --install build --prefix . --component python
+# Editable, without CMake: the engine is compiled in place by `build`, so that one build serves the package and the C++ tests.
+INSTALL = $(BIN)/python -m pip install -q --config-settings=wheel.cmake=false -e
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[build,demo]'
+	touch $@
+
+$(STAMP)-test: $(STAMP)
+	$(INSTALL) '.[build,demo,test]'
+	touch $@
+
+setup: $(STAMP) build  ## make .venv, install what is needed, compile the engine
+
+build: $(STAMP)  ## compile the engine and the Python module into smoe_cli/
+	@test -f build/build.ninja || $(BIN)/cmake -S . -B build -G Ninja -DSMOE_TESTS=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja >/dev/null
+	@$(BIN)/cmake --build build
+	@$(BIN)/cmake --install build --prefix . --component python >/dev/null
+
+$(DEMO_VAULT): | setup
+	$(BIN)/python scripts/make_demo_moe.py $(DEMO_CKPT)
+	$(BIN)/smoe convert $(DEMO_CKPT) --name demo --quant q8
+
+demo: setup $(DEMO_VAULT)  ## set up everything, convert the demo model, show its plan, talk to it
+	$(BIN)/smoe plan demo
+	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/smoe chat demo; else \
+	  echo "> $(DEMO_QUESTION)"; $(BIN)/smoe chat demo -p "$(DEMO_QUESTION)" --temperature 0 --rep-penalty 1; fi
+
+test: setup $(STAMP)-test  ## run the tests
+	build/smoe-tests
+	$(BIN)/python -m pytest -m "not slow"
+
+check: setup $(STAMP)-test  ## types, style, formatting
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
+
+check-full: check  ## everything: slow tests, sanitizers, fuzzers
+	$(BIN)/python -m pytest
+	scripts/sanitize.sh
+
+format:  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
+
+clean:  ## remove what was built (not the models)
+	rm -rf build build-* smoe_cli/_core*.so smoe_cli/smoe-engine
