@@ -42,8 +42,8 @@ inline void fail(const char* file, int line, const std::string& what) {
   } while (0)
 #define CHECK_EQ(a, b)                                                                       \
   do {                                                                                       \
-    const auto& va_ = (a);                                                                   \
-    const auto& vb_ = (b);                                                                   \
+    const auto va_ = (a); /* a copy: (a) may be a part of a temporary */                     \
+    const auto vb_ = (b);                                                                    \
     if (!(va_ == vb_)) {                                                                     \
       std::ostringstream os_;                                                                \
       os_ << "CHECK_EQ(" #a ", " #b "): " << va_ << " != " << vb_;                           \
