@@ -6,9 +6,8 @@ import importlib
 import sys
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from smoe_cli import __version__
 from smoe_cli.errors import SmoeError
@@ -24,26 +23,41 @@ COMMANDS = {
 }
 
 
-class LazyGroup(TyperGroup):
-    """Imports a command's module only when that command is asked for, so that ``smoe --help`` answers at once."""
+# Some releases of Typer carry a Click of their own, so Click's classes are reached through Typer only.
+ClickException: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+
+class LazyGroup(TyperGroup):
+    """Imports a command's module only when that command is run or completed: ``smoe --help`` answers at once."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, help_line = COMMANDS[cmd_name]
-        if "--help" in sys.argv[1:2] or ctx.resilient_parsing:
-            return click.Command(cmd_name, help=help_line)
-        sub = typer.Typer(add_completion=False)
-        sub.command(name=cmd_name, help=help_line)(importlib.import_module(module).command)
-        command = typer.main.get_command(sub)
-        command.name = cmd_name
-        return command
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command's name and help line only: what a list of commands shows."""
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        return (name, load(name), args[1:]) if name in COMMANDS else super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, help="Mixture-of-experts models larger than memory, from disk.")
+def load(name: str) -> Any:
+    """The whole command, its module imported."""
+    module, help_line = COMMANDS[name]
+    sub = typer.Typer(add_completion=False)
+    sub.command(name=name, help=help_line)(importlib.import_module(module).command)
+    command = typer.main.get_command(sub)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Mixture-of-experts models larger than memory, from disk.",
+)
 
 
 def _version(value: bool) -> None:
@@ -53,7 +67,9 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")) -> None:
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
     pass
 
 
@@ -70,12 +86,12 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         code = app(args=argv, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.ClickException as error:
+    except ClickException as error:
         error.show()
         sys.exit(2)
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except SmoeError as error:
         sys.exit(fail(error))

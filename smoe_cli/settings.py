@@ -14,3 +14,15 @@ def model() -> str | None:
 def vault_dir() -> Path:
     """SMOE_VAULT_DIR: the folder of vaults, ``vault/`` by default."""
     return Path(os.environ.get("SMOE_VAULT_DIR") or "vault")
+
+
+def engine() -> Path | None:
+    """SMOE_ENGINE: another engine executable than the one built with this package."""
+    path = os.environ.get("SMOE_ENGINE")
+    return Path(path) if path else None
+
+
+def state_dir() -> Path:
+    """Where smoe remembers things between runs, such as the line history: XDG_STATE_HOME, else ``~/.local/state``."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "smoe"

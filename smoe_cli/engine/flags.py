@@ -1,0 +1,39 @@
+"""The engine's launch flags, as every verb that starts one has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """``None`` and ``False`` leave the engine's own default. Sizes in bytes, ``ctx`` in tokens."""
+
+    budget: int | None = None
+    ring: int | None = None
+    ctx: int | None = None
+    threads: int | None = None
+    io: str | None = None
+    direct: bool | None = None  # False is --buffered
+    isa: str | None = None
+    verify_reads: bool = False
+    spec: int | None = None
+    activations: str | None = None
+    kv: str | None = None
+    experts_per_token: int | None = None
+    sessions: int | None = None
+    instrument: bool = False
+
+    def argv(self) -> list[str]:
+        """As words of the engine's command line, those that differ from its defaults only."""
+        words: list[str] = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            flag = "--" + item.name.replace("_", "-")
+            if item.name == "direct":
+                words += [] if value is None else ["--direct" if value else "--buffered"]
+            elif value is True:
+                words.append(flag)
+            elif value is not None and value is not False:
+                words += [flag, str(value)]
+        return words

@@ -1,0 +1,213 @@
+"""One engine process: spawn, talk, cancel, stop, kill, reap, and say in words how it died.
+
+Two threads read its stdout and stderr, so that the caller may wait for a reply with a time limit and the engine never
+blocks on a full pipe. One request at a time; ``cancel`` and ``kill`` may come from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from smoe_cli.engine.protocol import Generate, Message, ReplyParser
+from smoe_cli.errors import CorruptError, EngineError, ResourceError, SmoeError, UsageError
+
+_START_ERRORS: dict[int, type[SmoeError]] = {2: UsageError, 3: ResourceError, 4: CorruptError}
+_LIKELY = {
+    "SIGKILL": "most often the kernel's out-of-memory killer",
+    "SIGSEGV": "a fault in the engine",
+    "SIGBUS": "a file that shrank while it was read, or a failing disk",
+    "SIGILL": "an instruction this CPU does not have; try --isa scalar",
+    "SIGABRT": "the engine gave up on itself",
+    "SIGTERM": "someone asked it to stop",
+}
+
+
+class EngineDied(EngineError):
+    """The process ended in the middle of a conversation. ``text`` says how."""
+
+
+def engine_path() -> Path:
+    """The engine that was built with this package."""
+    from smoe_cli import settings
+
+    path = settings.engine() or Path(__file__).resolve().parent.parent / "smoe-engine"
+    if not path.is_file():
+        raise EngineError(f"there is no engine at {path}", "build it: make build")
+    return path
+
+
+class EngineProcess:
+    """A running ``smoe-engine --serve``. ``argv`` is the whole command."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._oom_kills = _oom_kills()
+        # A session of its own: Ctrl-C in the terminal is ours to turn into CANCEL. The engine ends when stdin closes.
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        self._chunks: queue.Queue[bytes] = queue.Queue()  # b"" marks the end of stdout
+        self._stderr: deque[str] = deque(maxlen=200)
+        self._write_lock = threading.Lock()
+        self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_stdout, self._read_stderr)]
+        for thread in self._threads:
+            thread.start()
+
+    # -- talking --
+
+    def generate(self, request: Generate, timeout_s: float | None = None) -> Iterator[Message]:
+        """The reply's messages as they come. Raises EngineRefused, EngineDied, ProtocolError.
+
+        ``timeout_s`` bounds the wait for each read. A caller that closes the iterator early must ``cancel`` and
+        ``drain`` or kill: the manager does.
+        """
+        yield from self._exchange(request.line(), ReplyParser(request.logprobs > 0), timeout_s)
+
+    def reset(self) -> None:
+        for _ in self._exchange("RESET\n", ReplyParser(), None):
+            pass
+
+    def info(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """What the engine says about itself; also the proof that it is up."""
+        self._send("INFO\n")
+        line = b""
+        while not line.endswith(b"\n"):
+            line += self._read(timeout_s)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise EngineError(f"the engine answered INFO with {line[:200]!r}") from None
+        return answer if isinstance(answer, dict) else {}
+
+    def cancel(self) -> None:
+        """Ask the running generation to end; its reply then finishes with ``cancel``. Harmless when idle or dead."""
+        with contextlib.suppress(EngineDied):
+            self._send("CANCEL\n")
+
+    def _exchange(self, line: str, parser: ReplyParser, timeout_s: float | None) -> Iterator[Message]:
+        self._send(line)
+        while not parser.finished:
+            yield from parser.feed(self._read(timeout_s))
+
+    def _send(self, line: str) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with self._write_lock:
+            try:
+                stdin.write(line.encode("ascii"))
+                stdin.flush()
+            except (BrokenPipeError, ValueError):
+                raise EngineDied(self.obituary(), "smoe starts it again for the next request") from None
+
+    def _read(self, timeout_s: float | None) -> bytes:
+        try:
+            data = self._chunks.get(timeout=timeout_s)
+        except queue.Empty:
+            raise EngineError(f"the engine has been silent for {timeout_s:.0f} s") from None
+        if not data:
+            self._chunks.put(b"")  # whoever reads next sees the end too
+            raise EngineDied(self.obituary(), "smoe starts it again for the next request")
+        return data
+
+    def _read_stdout(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        while data := os.read(stdout.fileno(), 65536):
+            self._chunks.put(data)
+        self._chunks.put(b"")
+
+    def _read_stderr(self) -> None:
+        stderr: IO[bytes] | None = self._process.stderr
+        assert stderr is not None
+        for line in stderr:
+            self._stderr.append(line.decode("utf-8", errors="replace").rstrip()[:1000])
+
+    # -- life and death --
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def stderr_lines(self) -> list[str]:
+        return list(self._stderr)
+
+    def start_error(self) -> SmoeError:
+        """Why the engine did not come up, as the error its exit code names; its own words when it left some."""
+        code = self._wait()
+        words = [line.removeprefix("error: ") for line in self._stderr if line]
+        kind = _START_ERRORS.get(code)
+        if kind is None or not words:
+            return EngineError(f"the engine did not start: {self.obituary()}", "try again, or run smoe verify")
+        first = next((i for i, line in enumerate(self._stderr) if line.startswith("error: ")), len(words) - 1)
+        return kind(words[first], " ".join(line.strip() for line in words[first + 1 :]))
+
+    def obituary(self) -> str:
+        """How the process died: signal or exit code, likely cause, last words."""
+        code = self._wait()
+        last = next((line for line in reversed(self._stderr) if line.strip()), "")
+        text = f"the engine {describe_exit(code, _oom_kills() > self._oom_kills)}"
+        return f'{text}; its last words: "{last}"' if last else text
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Close its stdin, which ends it; kill it if it does not. Reaps it either way."""
+        with contextlib.suppress(BrokenPipeError, OSError), self._write_lock:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._wait()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _wait(self) -> int:
+        """Reap the process, which has closed its stdout or been told to end. One that lingers is killed."""
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(1)
+        return code
+
+
+def describe_exit(code: int, oom_seen: bool = False) -> str:
+    """An exit status as a person would say it. ``oom_seen``: the kernel counted an out-of-memory kill meanwhile."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"was ended by signal {-code}"
+    if name == "SIGKILL" and oom_seen:
+        return "was killed by SIGKILL: the kernel's out-of-memory killer; a smaller --budget or --ctx needs less memory"
+    likely = f" (likely: {_LIKELY[name]})" if name in _LIKELY else ""
+    return f"was killed by {name}{likely}"
+
+
+def _oom_kills() -> int:
+    """How many out-of-memory kills the kernel has counted since boot; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

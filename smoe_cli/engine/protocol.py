@@ -1,0 +1,223 @@
+"""The wire protocol of ``smoe-engine --serve``, both directions, without any input or output.
+
+A request is one line; a reply is whitespace-separated words up to a sentinel::
+
+    -> GEN <max_tokens> [key=value ...] <id0>,<id1>,...
+    <- prompt=N cached=N  pre=done/total ...  id [lp=f top=id:lp,...] ...  key=value ... fin=stop <<DONE>>
+    <- key=value ... <<ERR name>>
+
+Words that hold ``=`` and are not known here are kept as counters of the reply, so the engine may add some at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from smoe_cli.errors import EngineError, EngineRefused, UsageError
+
+
+class ProtocolError(EngineError):
+    """The engine wrote something that is not of the protocol: the process can no longer be trusted."""
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; ``None`` leaves the engine's launch default. Temperature 0 is greedy."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+
+
+_SAMPLING_KEYS = {
+    "temperature": "t",
+    "top_p": "p",
+    "top_k": "k",
+    "min_p": "min_p",
+    "repetition_penalty": "r",
+    "frequency_penalty": "freq",
+    "presence_penalty": "pres",
+    "seed": "seed",
+}
+
+
+@dataclass(frozen=True)
+class Generate:
+    """One generation request. ``ids`` is always the whole conversation; the engine finds the prefix it already has."""
+
+    ids: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: Sequence[int] = ()
+    bias: dict[int, float] = field(default_factory=dict)
+    session: str = ""
+    logprobs: int = 0
+    slide: bool = True
+
+    def line(self) -> str:
+        """The ``GEN`` line, newline included. Raises UsageError for numbers that have no meaning."""
+        if not self.ids:
+            raise UsageError("the prompt is empty", "send at least one token")
+        if self.max_tokens < 1:
+            raise UsageError(f"max_tokens is {self.max_tokens}", "ask for at least one token")
+        return " ".join(["GEN", str(self.max_tokens), *self._fields(), _joined(self.ids)]) + "\n"
+
+    def _fields(self) -> Iterator[str]:
+        for name, key in _SAMPLING_KEYS.items():
+            value = getattr(self.sampling, name)
+            if value is not None:
+                yield f"{key}={_number(name, value)}"
+        if self.stop_ids:
+            yield f"stop={_joined(self.stop_ids)}"
+        if self.bias:
+            yield "bias=" + ",".join(f"{token}:{_number('bias', value)}" for token, value in self.bias.items())
+        if self.session:
+            yield f"session={self.session}"
+        if self.logprobs:
+            yield f"lp={self.logprobs}"
+        if not self.slide:
+            yield "slide=0"
+
+
+def _joined(ids: Iterable[int]) -> str:
+    return ",".join(map(str, ids))
+
+
+def _number(name: str, value: float) -> str:
+    if not math.isfinite(value):
+        raise UsageError(f"{name} is {value}", "give a finite number")
+    return repr(value)
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Began:
+    """The prompt is accepted: its size and how much of it the engine already holds, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Token:
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a reply: why (``stop``, ``length``, ``cancel``, or ``""`` when the engine gave none) and counters."""
+
+    finish: str
+    counters: dict[str, float]
+
+
+Message = Began | Prefilled | Token | Done
+
+
+class ReplyParser:
+    """Turns the bytes of one reply into messages, however they are cut. Raises EngineRefused and ProtocolError.
+
+    With ``logprobs`` a token is held until its ``top=`` word (or the next word) has come; without, it is out at once.
+    """
+
+    def __init__(self, logprobs: bool = False) -> None:
+        self._logprobs = logprobs
+        self._rest = ""
+        self._fields: dict[str, str] = {}
+        self._token: Token | None = None
+        self._error_name = False
+        self.finished = False
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        text = self._rest + data.decode("ascii", errors="replace")
+        words = text.split()
+        # The last word may go on in the next read, unless white space follows it or it is a closing sentinel.
+        complete = not text or text[-1].isspace() or text.endswith(">>")
+        self._rest = "" if complete else words.pop()
+        for word in words:
+            if self.finished:
+                raise ProtocolError(f"the engine went on after the end of its reply: {word[:80]!r}")
+            yield from self._word(word)
+
+    def _word(self, word: str) -> Iterator[Message]:
+        if self._error_name:
+            self.finished = True
+            raise EngineRefused(word.removesuffix(">>"), dict(self._fields))
+        if word.isdecimal():
+            yield from self._release()
+            if self._logprobs:
+                self._token = Token(int(word))
+            else:
+                yield Token(int(word))
+        elif word == "<<ERR":
+            self._error_name = True
+        elif word == "<<DONE>>":
+            yield from self._release()
+            self.finished = True
+            yield Done(self._fields.pop("fin", ""), _numbers(self._fields))
+        elif "=" in word and not word.startswith("="):
+            yield from self._field(*word.split("=", 1))
+        else:
+            raise ProtocolError(f"the engine wrote something that is not of its protocol: {word[:80]!r}")
+
+    def _field(self, key: str, value: str) -> Iterator[Message]:
+        if key == "lp" and self._token is not None:
+            self._token = Token(self._token.id, _float(value))
+        elif key == "top" and self._token is not None:
+            self._token = Token(self._token.id, self._token.logprob, _pairs(value))
+            yield from self._release()
+        elif key == "pre":
+            done, _, total = value.partition("/")
+            yield Prefilled(int(_float(done)), int(_float(total)))
+        else:
+            yield from self._release()
+            self._fields[key] = value
+            if key == "cached":
+                yield Began(int(_float(self._fields.get("prompt", "0"))), int(_float(value)))
+
+    def _release(self) -> Iterator[Message]:
+        if self._token is not None:
+            yield self._token
+            self._token = None
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ProtocolError(f"the engine wrote {text[:80]!r} where a number belongs") from None
+
+
+def _pairs(text: str) -> tuple[tuple[int, float], ...]:
+    return tuple((int(_float(token)), _float(value)) for token, _, value in (p.partition(":") for p in text.split(",")))
+
+
+def _numbers(fields: dict[str, str]) -> dict[str, float]:
+    """The fields that are numbers; a future engine may add words, which are not counters."""
+    numbers = {}
+    for key, value in fields.items():
+        try:
+            numbers[key] = float(value)
+        except ValueError:
+            continue
+    return numbers
