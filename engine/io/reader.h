@@ -1,5 +1,5 @@
-// Reading records: asynchronous whole-record reads into aligned memory. Backends: pread pool, (later) io_uring, in-memory
-// double with fault injection for the tests.
+// Reading records: asynchronous whole-record reads into aligned memory. Backends: pread pool, (later) io_uring,
+// in-memory double with fault injection for the tests.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct ReadRequest {
 
 struct ReadCompletion {
   uint64_t tag = 0;
-  Status status;        // short read, end of file and errno are errors that name file, offset and what happened
+  Status status;  // short read, end of file and errno are errors that name file, offset and what happened
   uint32_t latency_us = 0;
 };
 
@@ -44,8 +44,8 @@ class Reader {
 
 enum class DirectMode { automatic, direct, buffered };
 
-// A pool of `workers` threads around pread. Direct reads are probed with one real aligned read through the descriptor in use
-// and fall back to buffered with a notice in `notice` (tmpfs, overlayfs, FUSE). A failed read is retried once.
+// A pool of `workers` threads around pread. Direct reads are probed with one real aligned read through the descriptor
+// in use and fall back to buffered with a notice in `notice` (tmpfs, overlayfs, FUSE). A failed read is retried once.
 Result<std::unique_ptr<Reader>> open_pread_reader(const std::string& path, DirectMode mode, uint32_t workers,
                                                   std::string* notice);
 

@@ -1,0 +1,369 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "experts/cache.h"
+#include "experts/lru.h"
+#include "fake_tree.h"
+#include "io/memory.h"
+#include "util/aligned_buffer.h"
+#include "util/crc32c.h"
+
+using namespace smoe;
+
+namespace {
+
+constexpr uint64_t kRecord = 16384;
+
+// A little vault in memory: `layers` x `experts` records, each filled with bytes that name it.
+struct Bench {
+  Bench(uint32_t layers, uint32_t experts, uint32_t slots, MemoryReaderOptions options = {}, bool verify = true,
+        uint32_t depth = 3)
+      : experts(experts), bytes(layers * experts * kRecord) {
+    ExpertCache::Config config;
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      config.records.emplace_back();
+      for (uint32_t expert = 0; expert < experts; ++expert) {
+        const uint64_t offset = (layer * experts + expert) * kRecord;
+        uint32_t words[2] = {layer, expert};
+        for (uint64_t at = 0; at < kRecord; at += sizeof words) std::memcpy(&bytes[offset + at], words, sizeof words);
+        config.records.back().push_back({offset, kRecord, crc32c(&bytes[offset], kRecord), layer + 10});
+      }
+    }
+    memory = std::move(AlignedBuffer::allocate(slots * kRecord)).value();
+    config.memory = memory.data();
+    config.slots = slots;
+    config.slot_bytes = kRecord;
+    config.verify_reads = verify;
+    config.depth = depth;
+    auto reader = open_memory_reader(bytes, std::move(options));
+    cache = std::move(ExpertCache::create(std::move(config), std::move(reader))).value();
+  }
+
+  bool is_record(const ExpertRef& ref, uint32_t layer) const {
+    return std::memcmp(ref.data, &bytes[(layer * experts + ref.expert) * kRecord], kRecord) == 0;
+  }
+
+  // One whole fetch, released expert by expert; false on a wrong or missing expert or an error.
+  bool fetch(uint32_t layer, const std::vector<uint32_t>& wanted, Status* status = nullptr) {
+    std::vector<int> seen(wanted.size(), 0);
+    if (!cache->begin(layer, wanted.data(), wanted.size()).is_ok()) return false;
+    bool right = true;
+    std::vector<ExpertRef> batch;
+    for (;;) {
+      batch.clear();
+      Result<bool> more = cache->next(&batch);
+      if (!more.is_ok()) {
+        if (status) *status = more.status();
+        right = false;
+        break;
+      }
+      if (!*more) break;
+      if (batch.empty()) right = false;
+      for (const ExpertRef& ref : batch) {
+        if (ref.index >= wanted.size() || wanted[ref.index] != ref.expert || !is_record(ref, layer)) right = false;
+        ++seen[ref.index];
+        cache->release(ref);
+      }
+    }
+    cache->end();
+    for (int count : seen) right = right && count == 1;
+    return right;
+  }
+
+  uint32_t experts;
+  std::vector<uint8_t> bytes;
+  AlignedBuffer memory;
+  std::unique_ptr<ExpertCache> cache;
+};
+
+// The policy in its shortest form. Holds only while a fetch is not larger than the slots that are left for it.
+struct LruModel {
+  explicit LruModel(size_t slots) : slots(slots) {}
+  void fetch(uint32_t layer, const std::vector<uint32_t>& wanted) {
+    std::vector<std::pair<uint32_t, uint32_t>> missing;
+    for (uint32_t expert : wanted) {
+      const std::pair key(layer, expert);
+      const auto found = std::find(order.begin(), order.end(), key);
+      if (found == order.end()) {
+        missing.push_back(key);
+        ++misses;
+      } else {
+        order.splice(order.end(), order, found);
+        ++hits;
+      }
+    }
+    for (const auto& key : missing) {
+      if (order.size() == slots) {
+        order.pop_front();
+        ++evictions;
+      }
+      order.push_back(key);
+    }
+  }
+  size_t slots;
+  std::list<std::pair<uint32_t, uint32_t>> order;
+  uint64_t hits = 0, misses = 0, evictions = 0;
+};
+
+std::vector<uint32_t> draw(std::mt19937& random, uint32_t experts, uint32_t count) {
+  std::vector<uint32_t> all(experts);
+  for (uint32_t i = 0; i < experts; ++i) all[i] = i;
+  std::shuffle(all.begin(), all.end(), random);
+  all.resize(count);
+  return all;
+}
+
+}  // namespace
+
+TEST(cache_lru_list) {
+  LruList list(3);
+  const auto order = [&] {
+    std::string text;
+    for (uint32_t slot = list.first(); slot != list.end(); slot = list.next(slot)) text += std::to_string(slot);
+    return text;
+  };
+  CHECK_EQ(order(), std::string("012"));
+  list.make_most_recent(0);
+  CHECK_EQ(order(), std::string("120"));
+  list.make_most_recent(0);
+  CHECK_EQ(order(), std::string("120"));
+  list.make_least_recent(2);
+  CHECK_EQ(order(), std::string("210"));
+  list.make_least_recent(2);
+  CHECK_EQ(order(), std::string("210"));
+  list.make_most_recent(1);
+  CHECK_EQ(order(), std::string("201"));
+}
+
+TEST(cache_counts_and_contents_equal_the_model) {
+  std::mt19937 random(5);
+  for (uint32_t slots : {4u, 5u, 9u, 40u, 64u}) {
+    MemoryReaderOptions options;
+    options.choose = [&](size_t waiting) { return random() % waiting; };  // arrivals in any order
+    options.late = [&](uint64_t) { return random() % 3 == 0; };
+    Bench bench(4, 16, slots, options);
+    LruModel model(slots);
+    for (int step = 0; step < 400; ++step) {
+      const uint32_t layer = static_cast<uint32_t>(step % 4);
+      const std::vector<uint32_t> wanted = draw(random, 16, 1 + random() % 4);
+      if (!bench.fetch(layer, wanted)) return check::fail(__FILE__, __LINE__, "wrong experts");
+      model.fetch(layer, wanted);
+    }
+    const CacheStats stats = bench.cache->stats();
+    CHECK_EQ(stats.hits, model.hits);
+    CHECK_EQ(stats.misses, model.misses);
+    CHECK_EQ(stats.evictions, model.evictions);
+    CHECK_EQ(stats.read_bytes, model.misses * kRecord);
+    CHECK_EQ(bench.cache->reader().stats().reads, model.misses);
+    if (slots == 64) CHECK_EQ(stats.evictions, 0u);
+  }
+}
+
+// A prefill chunk asks for every expert of a layer, whatever the number of slots.
+TEST(cache_more_experts_than_slots) {
+  std::mt19937 random(6);
+  for (uint32_t slots : {1u, 2u, 3u, 7u, 16u, 20u}) {
+    for (uint32_t depth : {1u, 3u, 32u}) {
+      Bench bench(3, 16, slots, {}, true, depth);
+      for (int step = 0; step < 30; ++step) {
+        CHECK(bench.fetch(static_cast<uint32_t>(step % 3), draw(random, 16, step % 2 ? 16 : 3)));
+      }
+      const CacheStats stats = bench.cache->stats();
+      CHECK_EQ(stats.hits + stats.misses, 15u * 16 + 15u * 3);
+    }
+  }
+}
+
+TEST(cache_residents_come_first_and_survive_the_fetch) {
+  Bench bench(1, 8, 4);
+  CHECK(bench.fetch(0, {0, 1, 2, 3}));
+  const uint32_t wanted[] = {6, 0, 7, 1};  // 0 is the least recent, and must not be the victim for 6
+  REQUIRE(bench.cache->begin(0, wanted, 4).is_ok());
+  std::vector<ExpertRef> batch;
+  REQUIRE(bench.cache->next(&batch).is_ok());
+  REQUIRE(batch.size() >= 2);
+  CHECK_EQ(batch[0].expert, 0u);
+  CHECK_EQ(batch[0].index, 1u);
+  CHECK_EQ(batch[1].expert, 1u);
+  bench.cache->end();
+  CHECK_EQ(bench.cache->stats().hits, 2u);
+  CHECK_EQ(bench.cache->stats().evictions, 2u);
+  CHECK(bench.fetch(0, {0, 1, 6, 7}));  // what was in flight at end() has arrived and stays
+  CHECK_EQ(bench.cache->stats().misses, 6u);
+}
+
+TEST(cache_never_evicts_a_pinned_slot) {
+  Bench bench(2, 8, 3);
+  const uint32_t wanted[] = {0, 1, 2, 3};
+  REQUIRE(bench.cache->begin(0, wanted, 4).is_ok());
+  std::vector<ExpertRef> held;
+  while (held.size() < 3) REQUIRE(bench.cache->next(&held).is_ok());
+  // All slots are held: a refusal, not a hang.
+  CHECK(bench.cache->next(&held).status().code() == Code::failed);
+  for (const ExpertRef& ref : held) CHECK(bench.is_record(ref, 0));
+  bench.cache->release(held[1]);
+  std::vector<ExpertRef> last;
+  Result<bool> more = bench.cache->next(&last);
+  CHECK(more.is_ok() && *more);
+  REQUIRE(last.size() == 1);
+  CHECK_EQ(last[0].slot, held[1].slot);
+  CHECK(bench.is_record(held[0], 0) && bench.is_record(last[0], 0) && bench.is_record(held[2], 0));
+  more = bench.cache->next(&last);
+  CHECK(more.is_ok() && !*more);
+  bench.cache->end();
+}
+
+TEST(cache_keeps_the_disk_busy) {
+  uint32_t in_flight = 0;  // as the reader sees it: what waits when a completion is chosen
+  MemoryReaderOptions options;
+  options.choose = [&](size_t waiting) { return in_flight = static_cast<uint32_t>(waiting), size_t{0}; };
+  Bench bench(1, 16, 16, options, true, 4);
+  std::vector<uint32_t> all(16);
+  for (uint32_t i = 0; i < 16; ++i) all[i] = i;
+  REQUIRE(bench.cache->begin(0, all.data(), all.size()).is_ok());
+  std::vector<ExpertRef> batch;
+  size_t got = 0;
+  while (got < 13) {
+    batch.clear();
+    REQUIRE(bench.cache->next(&batch).is_ok());
+    got += batch.size();
+    if (got < 12) CHECK_EQ(in_flight, 4u);
+    for (const ExpertRef& ref : batch) bench.cache->release(ref);
+  }
+  bench.cache->end();
+}
+
+TEST(cache_read_errors_are_for_that_fetch_only) {
+  for (uint64_t bad : {0u, 1u, 5u}) {
+    bool broken = true;
+    MemoryReaderOptions options;
+    options.fault = [&](uint64_t call) { return Fault{broken && call >= bad ? EIO : 0, 0, false}; };
+    Bench bench(1, 8, 8, options);
+    Status status;
+    CHECK(!bench.fetch(0, {0, 1, 2, 3, 4, 5, 6, 7}, &status));
+    CHECK(status.code() == Code::io);
+    CHECK(status.message().find("layer 10, expert ") != std::string::npos);
+    broken = false;
+    const uint64_t before = bench.cache->stats().read_bytes;
+    CHECK_EQ(before, bad * kRecord);
+    CHECK(bench.fetch(0, {0, 1, 2, 3, 4, 5, 6, 7}));  // what had arrived is a hit, the rest is read now
+    CHECK_EQ(bench.cache->stats().hits, bad);
+    CHECK_EQ(bench.cache->stats().read_bytes, 8 * kRecord);
+  }
+}
+
+TEST(cache_error_paths_never_leave_a_false_record) {
+  std::mt19937 random(7);
+  MemoryReaderOptions options;
+  options.fault = [&](uint64_t) { return Fault{random() % 4 == 0 ? EIO : 0, random() % 3 == 0 ? 4096u : 0u, false}; };
+  options.choose = [&](size_t waiting) { return random() % waiting; };
+  Bench bench(3, 12, 7, options, false);  // no checksums: is_record() would see stale bytes
+  int failed = 0;
+  for (int step = 0; step < 600; ++step) {
+    Status status;
+    if (bench.fetch(static_cast<uint32_t>(random() % 3), draw(random, 12, 1 + random() % 12), &status)) continue;
+    ++failed;
+    CHECK(status.code() == Code::io);  // an injected error, never a wrong record
+  }
+  CHECK(failed > 50 && failed < 550);
+}
+
+TEST(cache_verifies_records) {
+  Bench bench(2, 4, 4);
+  bench.bytes[(4 + 2) * kRecord + 999] ^= 1;  // layer 1, expert 2
+  CHECK(bench.fetch(0, {0, 1, 2, 3}));
+  Status status;
+  CHECK(!bench.fetch(1, {2}, &status));
+  CHECK(status.code() == Code::corrupt);
+  CHECK(status.message().find("layer 11, expert 2") != std::string::npos);
+  CHECK(!bench.fetch(1, {2}));  // and is not taken for good the second time
+  CHECK(bench.fetch(1, {0, 1, 3}));
+}
+
+TEST(cache_end_in_the_middle) {
+  Bench bench(1, 8, 4);
+  const uint32_t wanted[] = {0, 1, 2, 3, 4, 5};
+  REQUIRE(bench.cache->begin(0, wanted, 6).is_ok());
+  bench.cache->end();
+  bench.cache->end();
+  CHECK(bench.fetch(0, {0, 1, 2}));
+  CHECK_EQ(bench.cache->stats().hits, 3u);
+  REQUIRE(bench.cache->begin(0, nullptr, 0).is_ok());
+  std::vector<ExpertRef> batch;
+  Result<bool> more = bench.cache->next(&batch);
+  CHECK(more.is_ok() && !*more && batch.empty());
+  bench.cache->end();
+}
+
+TEST(cache_refuses_misuse) {
+  Bench bench(1, 4, 4);
+  std::vector<ExpertRef> batch;
+  CHECK(!bench.cache->next(&batch).is_ok());
+  const uint32_t twice[] = {1, 1}, unknown[] = {4}, fine[] = {1};
+  CHECK(!bench.cache->begin(0, twice, 2).is_ok());
+  CHECK(!bench.cache->begin(0, unknown, 1).is_ok());
+  CHECK(!bench.cache->begin(1, fine, 1).is_ok());
+  CHECK(bench.cache->begin(0, fine, 1).is_ok());
+  CHECK(!bench.cache->begin(0, fine, 1).is_ok());
+  bench.cache->end();
+  CHECK(bench.fetch(0, {1}));
+
+  const std::vector<uint8_t> none;
+  const auto create = [&](ExpertCache::Config config) {
+    return ExpertCache::create(std::move(config), open_memory_reader(none, {})).is_ok();
+  };
+  ExpertCache::Config config;
+  CHECK(create(config));  // a dense model
+  AlignedBuffer memory = std::move(AlignedBuffer::allocate(kRecord)).value();
+  config.records = {{{0, kRecord, 0, 0}}};
+  config.memory = memory.data();
+  config.slots = 1;
+  config.slot_bytes = kRecord;
+  CHECK(create(config));
+  config.records[0][0].length = kRecord + 1;
+  CHECK(!create(config));
+  config.records[0][0].length = kRecord;
+  config.slots = 0;
+  CHECK(!create(config));
+  config.slots = 1;
+  config.memory = memory.data() + 8;
+  CHECK(!create(config));
+}
+
+// The same through real threads and a real file; with ThreadSanitizer this is the test of the hand-over.
+TEST(cache_over_the_pread_pool) {
+  FakeTree tree;
+  Bench source(3, 16, 1);
+  tree.write("vault", std::string(source.bytes.begin(), source.bytes.end()));
+  for (uint32_t workers : {1u, 4u}) {
+    for (uint32_t slots : {3u, 10u, 48u}) {
+      Bench bench(3, 16, slots);
+      ExpertCache::Config config;
+      for (uint32_t layer = 0; layer < 3; ++layer) {
+        config.records.emplace_back();
+        for (uint32_t e = 0; e < 16; ++e) {
+          const uint64_t offset = (layer * 16 + e) * kRecord;
+          config.records.back().push_back({offset, kRecord, crc32c(&bench.bytes[offset], kRecord), layer});
+        }
+      }
+      config.memory = bench.memory.data();
+      config.slots = slots;
+      config.slot_bytes = kRecord;
+      config.verify_reads = true;
+      config.depth = 4;
+      auto reader = open_pread_reader(tree.path("vault"), DirectMode::automatic, workers, nullptr);
+      REQUIRE(reader.is_ok());
+      bench.cache = std::move(ExpertCache::create(std::move(config), std::move(reader).value())).value();
+      std::mt19937 random(8);
+      for (int step = 0; step < 100; ++step) {
+        CHECK(bench.fetch(static_cast<uint32_t>(step % 3), draw(random, 16, 1 + random() % 16)));
+      }
+    }
+  }
+}

@@ -1,0 +1,221 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <vector>
+
+#include "check.h"
+#include "fake_tree.h"
+#include "io/fifo.h"
+#include "io/memory.h"
+#include "io/reader.h"
+#include "util/aligned_buffer.h"
+
+using namespace smoe;
+
+namespace {
+
+constexpr size_t kRecord = 16384;
+
+std::string pattern(size_t bytes) {
+  std::string text(bytes, '\0');
+  uint32_t state = 1;
+  for (char& c : text) c = static_cast<char>((state = state * 1664525u + 1013904223u) >> 24);
+  return text;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Reads records 0 .. count-1 all at once and compares them with `expected`.
+void check_reads_all(Reader& reader, const std::string& expected, size_t count) {
+  AlignedBuffer memory = std::move(AlignedBuffer::allocate(count * kRecord)).value();
+  for (size_t i = 0; i < count; ++i) reader.submit({i * kRecord, kRecord, memory.data() + i * kRecord, 100 + i});
+  std::set<uint64_t> tags;
+  for (size_t i = 0; i < count; ++i) {
+    const ReadCompletion completion = reader.wait();
+    CHECK(completion.status.is_ok());
+    tags.insert(completion.tag);
+  }
+  CHECK_EQ(tags.size(), count);
+  CHECK(std::memcmp(memory.data(), expected.data(), count * kRecord) == 0);
+  CHECK_EQ(reader.stats().reads, count);
+  CHECK_EQ(reader.stats().bytes, count * kRecord);
+}
+
+ReadCompletion read_one(Reader& reader, uint64_t offset, void* buffer, size_t length = kRecord) {
+  reader.submit({offset, length, buffer, 7});
+  return reader.wait();
+}
+
+}  // namespace
+
+TEST(io_fifo_keeps_order_while_it_grows) {
+  Fifo<int> fifo;
+  int pushed = 0, popped = 0;
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < round % 7; ++i) fifo.push(pushed++);
+    for (int i = 0; i < round % 5 && !fifo.empty(); ++i) CHECK_EQ(fifo.pop(), popped++);
+  }
+  while (!fifo.empty()) CHECK_EQ(fifo.pop(), popped++);
+  CHECK_EQ(popped, pushed);
+}
+
+TEST(io_pread_reads_records_buffered_and_automatic) {
+  FakeTree tree;
+  const std::string data = pattern(64 * kRecord);
+  tree.write("vault", data);
+  for (DirectMode mode : {DirectMode::buffered, DirectMode::automatic}) {
+    for (uint32_t workers : {1u, 8u}) {
+      std::string notice;
+      auto reader = open_pread_reader(tree.path("vault"), mode, workers, &notice);
+      REQUIRE(reader.is_ok());
+      // A fallback is told, and only a fallback.
+      CHECK_EQ(notice.empty(), mode == DirectMode::buffered || (*reader)->stats().direct);
+      if (mode == DirectMode::buffered) CHECK(!(*reader)->stats().direct);
+      CHECK_EQ((*reader)->stats().backend, std::string("pread"));
+      check_reads_all(**reader, data, 64);
+    }
+  }
+}
+
+// tmpfs: old kernels refuse O_DIRECT at open, new ones take it. Either way the bytes are right and a fallback is told.
+TEST(io_pread_on_tmpfs) {
+  std::error_code error;
+  if (!std::filesystem::is_directory("/dev/shm", error)) {
+    std::cerr << "SKIP io_pread_on_tmpfs: there is no /dev/shm\n";
+    return;
+  }
+  std::string path = "/dev/shm/smoe-test-XXXXXX";
+  const int fd = mkstemp(path.data());
+  REQUIRE(fd >= 0);
+  const std::string data = pattern(4 * kRecord);
+  CHECK_EQ(write(fd, data.data(), data.size()), static_cast<ssize_t>(data.size()));
+  close(fd);
+  std::string notice;
+  auto reader = open_pread_reader(path, DirectMode::automatic, 2, &notice);
+  std::filesystem::remove(path);
+  REQUIRE(reader.is_ok());
+  CHECK_EQ(notice.empty(), (*reader)->stats().direct);
+  check_reads_all(**reader, data, 4);
+}
+
+TEST(io_pread_truncated_while_open) {
+  FakeTree tree;
+  tree.write("vault", pattern(4 * kRecord));
+  AlignedBuffer memory = std::move(AlignedBuffer::allocate(kRecord)).value();
+  for (DirectMode mode : {DirectMode::buffered, DirectMode::automatic}) {
+    std::filesystem::resize_file(tree.path("vault"), 4 * kRecord);
+    auto reader = open_pread_reader(tree.path("vault"), mode, 2, nullptr);
+    REQUIRE(reader.is_ok());
+    for (size_t length : {2 * kRecord + 5000, 2 * kRecord + 1, 2 * kRecord, kRecord}) {
+      std::filesystem::resize_file(tree.path("vault"), length);
+      const ReadCompletion completion = read_one(**reader, 2 * kRecord, memory.data());
+      CHECK(completion.status.code() == Code::corrupt);
+      CHECK(contains(completion.status.message(), tree.path("vault")));
+      CHECK(contains(completion.status.message(), "ends inside a record"));
+      CHECK_EQ(completion.tag, 7u);
+    }
+    CHECK_EQ((*reader)->stats().errors, 4u);
+    CHECK(read_one(**reader, 0, memory.data()).status.is_ok());  // the others still work
+  }
+}
+
+TEST(io_pread_refuses_unaligned_direct_reads) {
+  FakeTree tree;
+  tree.write("vault", pattern(4 * kRecord));
+  auto reader = open_pread_reader(tree.path("vault"), DirectMode::automatic, 1, nullptr);
+  REQUIRE(reader.is_ok());
+  AlignedBuffer memory = std::move(AlignedBuffer::allocate(2 * kRecord)).value();
+  if (!(*reader)->stats().direct) {
+    std::cerr << "SKIP io_pread_refuses_unaligned_direct_reads: no direct reads on the temporary folder\n";
+    return;
+  }
+  CHECK(!read_one(**reader, 1, memory.data()).status.is_ok());
+  CHECK(!read_one(**reader, 0, memory.data() + 1).status.is_ok());
+  CHECK(!read_one(**reader, 0, memory.data(), 100).status.is_ok());
+}
+
+TEST(io_pread_missing_file_and_misuse) {
+  auto missing = open_pread_reader("/nonexistent/vault", DirectMode::automatic, 1, nullptr);
+  CHECK(!missing.is_ok());
+  CHECK(contains(missing.status().message(), "/nonexistent/vault"));
+  FakeTree tree;
+  tree.write("vault", pattern(kRecord));
+  CHECK(!open_pread_reader(tree.path("vault"), DirectMode::automatic, 0, nullptr).is_ok());
+  auto reader = open_pread_reader(tree.path("vault"), DirectMode::automatic, 1, nullptr);
+  REQUIRE(reader.is_ok());
+  CHECK(!(*reader)->wait().status.is_ok());  // an error, not a hang
+  ReadCompletion completion;
+  CHECK(!(*reader)->poll(&completion));
+}
+
+TEST(io_pread_closes_with_reads_waiting) {
+  FakeTree tree;
+  tree.write("vault", pattern(64 * kRecord));
+  AlignedBuffer memory = std::move(AlignedBuffer::allocate(64 * kRecord)).value();
+  auto reader = open_pread_reader(tree.path("vault"), DirectMode::automatic, 2, nullptr);
+  REQUIRE(reader.is_ok());
+  for (size_t i = 0; i < 64; ++i) (*reader)->submit({i * kRecord, kRecord, memory.data() + i * kRecord, i});
+}
+
+TEST(io_failed_read_is_retried_once) {
+  const std::string text = pattern(4 * kRecord);
+  const std::vector<uint8_t> bytes(text.begin(), text.end());
+  std::vector<uint8_t> buffer(kRecord);
+  MemoryReaderOptions options;
+  options.fault = [](uint64_t call) { return Fault{call == 0 || call == 2 || call == 3 ? EIO : 0, 0, false}; };
+  auto reader = open_memory_reader(bytes, options);
+  CHECK(read_one(*reader, kRecord, buffer.data()).status.is_ok());
+  CHECK(std::memcmp(buffer.data(), bytes.data() + kRecord, kRecord) == 0);
+  CHECK_EQ(reader->stats().retries, 1u);
+  const ReadCompletion failed = read_one(*reader, 2 * kRecord, buffer.data());
+  CHECK(failed.status.code() == Code::io);
+  CHECK(contains(failed.status.message(), std::strerror(EIO)));
+  CHECK(contains(failed.status.message(), "offset " + std::to_string(2 * kRecord)));
+  CHECK(read_one(*reader, 2 * kRecord, buffer.data()).status.is_ok());
+  CHECK_EQ(reader->stats().errors, 1u);
+}
+
+TEST(io_interrupted_reads_do_not_count) {
+  const std::vector<uint8_t> bytes(kRecord, 3);
+  std::vector<uint8_t> buffer(kRecord);
+  MemoryReaderOptions options;
+  options.fault = [](uint64_t call) { return Fault{call < 10 ? EINTR : 0, 0, false}; };
+  auto reader = open_memory_reader(bytes, options);
+  CHECK(read_one(*reader, 0, buffer.data()).status.is_ok());
+  CHECK_EQ(reader->stats().retries, 0u);
+}
+
+TEST(io_short_reads_continue) {
+  const std::string text = pattern(4 * kRecord);
+  const std::vector<uint8_t> bytes(text.begin(), text.end());
+  for (size_t alignment : {size_t{1}, kIoAlignment}) {
+    for (size_t limit : {kIoAlignment, kIoAlignment + 1, 3 * kIoAlignment - 1, kRecord - 1}) {
+      std::vector<uint8_t> buffer(kRecord, 0);
+      MemoryReaderOptions options;
+      options.alignment = alignment;
+      options.fault = [&](uint64_t) { return Fault{0, limit, false}; };
+      auto reader = open_memory_reader(bytes, options);
+      const bool ok = read_one(*reader, kRecord, buffer.data()).status.is_ok();
+      CHECK(ok);
+      CHECK(std::memcmp(buffer.data(), bytes.data() + kRecord, kRecord) == 0);
+    }
+  }
+}
+
+TEST(io_end_of_file_inside_a_record) {
+  const std::vector<uint8_t> bytes(kRecord + 5000, 3);
+  std::vector<uint8_t> buffer(kRecord);
+  for (size_t alignment : {size_t{1}, kIoAlignment}) {
+    MemoryReaderOptions options;
+    options.alignment = alignment;
+    auto reader = open_memory_reader(bytes, options);
+    CHECK(read_one(*reader, kRecord, buffer.data()).status.code() == Code::corrupt);
+    CHECK(read_one(*reader, 4 * kRecord, buffer.data()).status.code() == Code::corrupt);
+    CHECK(read_one(*reader, 0, buffer.data()).status.is_ok());
+  }
+}
