@@ -1,8 +1,8 @@
 // Encodings: layout, encode, decode. Scalar code here is the truth that every kernel is compared with.
 //
-// `rows` layout is byte for byte what the ecosystem writes (GGUF blocks; IEEE little-endian for plain). `panel16` holds the
-// same blocks of 16 consecutive rows interleaved (rows padded with zero blocks to a multiple of 16); one function per
-// encoding knows the arrangement, described in its file and in vault/FORMAT.md.
+// `rows` layout is byte for byte what the ecosystem writes (GGUF blocks; IEEE little-endian for plain). `panel16` holds
+// the same blocks of 16 consecutive rows interleaved (rows padded with zero blocks to a multiple of 16); one function
+// per encoding knows the arrangement, described in its file and in vault/FORMAT.md.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct EncodingInfo {
   const char* name;
   uint32_t block_values;  // values per block along a row; a row's cols must be a multiple
   uint32_t block_bytes;
-  bool plain;             // f32 f16 bf16: no panels
+  bool plain;  // f32 f16 bf16: no panels
 };
 const EncodingInfo& encoding_info(Encoding e);
 
@@ -28,7 +28,8 @@ uint64_t row_bytes(Encoding e, uint64_t cols);
 // Bytes a [rows, cols] matrix takes as stored.
 uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols);
 
-// float32 [rows, cols] -> `rows` layout. A non-finite value is Code::failed with its flat index in the message.
+// float32 [rows, cols] -> `rows` layout. A non-finite value, or a finite one whose 16-bit float or block scale would
+// not be finite, is Code::failed with its flat index in the message.
 Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst);
 // `rows` layout -> float32; count is a multiple of block_values.
 void decode_rows(Encoding e, const uint8_t* src, uint64_t count, float* dst);
@@ -38,7 +39,8 @@ void pack_panels(Encoding e, const uint8_t* src, uint64_t rows, uint64_t cols, u
 void unpack_panels(Encoding e, const uint8_t* src, uint64_t rows, uint64_t cols, uint8_t* dst);
 
 // One row of a stored matrix to float32 (the embedding lookup), either layout.
-void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows, uint64_t cols, uint64_t row, float* dst);
+void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows, uint64_t cols, uint64_t row,
+                float* dst);
 
 // Where a row length does not divide: Q4_K -> Q8_0 (until Q5_0 exists), Q6_K -> Q8_0, not divisible by 32 -> f16.
 Encoding fallback_encoding(Encoding wanted, uint64_t cols);

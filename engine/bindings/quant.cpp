@@ -1,0 +1,160 @@
+// Encodings for Python: whole matrices in, whole matrices out, the GIL released while it works.
+#include "quant/quant.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace smoe {
+namespace {
+
+using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+constexpr Encoding kAll[] = {Encoding::f32,  Encoding::f16,  Encoding::bf16, Encoding::q8_0,
+                             Encoding::q4_0, Encoding::q4_k, Encoding::q6_k};
+
+std::vector<std::string> names() {
+  std::vector<std::string> out;
+  for (const Encoding e : kAll) out.emplace_back(encoding_info(e).name);
+  return out;
+}
+
+Encoding find_encoding(const std::string& name) {
+  std::string known;
+  for (const Encoding e : kAll) {
+    if (name == encoding_info(e).name) return e;
+    known += (known.empty() ? "" : " ") + std::string(encoding_info(e).name);
+  }
+  raise(Status(Code::usage, "unknown encoding '" + name + "'", "one of: " + known));
+}
+
+Layout find_layout(const std::string& name) {
+  if (name == "rows") return Layout::rows;
+  if (name == "panel16") return Layout::panel16;
+  raise(Status(Code::usage, "unknown layout '" + name + "'", "rows or panel16"));
+}
+
+void check_cols(Encoding e, uint64_t cols) {
+  if (cols > 0 && row_bytes(e, cols) > 0) return;
+  raise(Status(Code::usage,
+               "rows of " + std::to_string(cols) + " values do not divide into blocks of " + encoding_info(e).name,
+               "see fallback()"));
+}
+
+// The size a [rows, cols] matrix takes; refuses shapes whose size does not fit 63 bits.
+uint64_t checked_size(Encoding e, Layout layout, uint64_t rows, uint64_t cols) {
+  check_cols(e, cols);
+  if (rows > (uint64_t{1} << 40) || cols > (uint64_t{1} << 40) ||
+      static_cast<double>(rows + kPanelRows) * static_cast<double>(cols) * 4.0 > 9e18) {
+    raise(Status(Code::usage, "a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " is too large"));
+  }
+  return stored_bytes(e, layout, rows, cols);
+}
+
+// A contiguous read-only view of any buffer, with the size it must have.
+class Bytes {
+ public:
+  Bytes(const py::buffer& buffer, uint64_t expected) {
+    if (PyObject_GetBuffer(buffer.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
+    if (static_cast<uint64_t>(view_.len) != expected) {
+      const uint64_t got = static_cast<uint64_t>(view_.len);
+      PyBuffer_Release(&view_);
+      raise(Status(Code::usage, "expected " + std::to_string(expected) + " bytes, got " + std::to_string(got)));
+    }
+  }
+  ~Bytes() { PyBuffer_Release(&view_); }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  const uint8_t* data() const { return static_cast<const uint8_t*>(view_.buf); }
+
+ private:
+  Py_buffer view_ = {};
+};
+
+// New bytes of `size`, filled by f(uint8_t*) without the GIL.
+template <class F>
+py::bytes fill_bytes(uint64_t size, F&& f) {
+  auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+  if (!out) throw py::error_already_set();
+  auto* data = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(out.ptr()));
+  py::gil_scoped_release unlocked;
+  f(data);
+  return out;
+}
+
+py::bytes encode(const std::string& name, const FloatArray& array) {
+  const Encoding e = find_encoding(name);
+  if (array.ndim() != 2) raise(Status(Code::usage, "encode takes a two-dimensional array [rows, cols]"));
+  const auto rows = static_cast<uint64_t>(array.shape(0)), cols = static_cast<uint64_t>(array.shape(1));
+  const uint64_t size = checked_size(e, Layout::rows, rows, cols);
+  Status status;
+  const float* src = array.data();
+  py::bytes out = fill_bytes(size, [&](uint8_t* dst) { status = encode_rows(e, src, rows, cols, dst); });
+  check(status);
+  return out;
+}
+
+FloatArray decode(const std::string& name, const py::buffer& data, uint64_t rows, uint64_t cols,
+                  const std::string& layout_name) {
+  const Encoding e = find_encoding(name);
+  const Layout layout = find_layout(layout_name);
+  const Bytes bytes(data, checked_size(e, layout, rows, cols));
+  FloatArray out({static_cast<py::ssize_t>(rows), static_cast<py::ssize_t>(cols)});
+  float* dst = out.mutable_data();
+  py::gil_scoped_release unlocked;
+  for (uint64_t r = 0; r < rows; ++r) decode_row(e, layout, bytes.data(), rows, cols, r, dst + r * cols);
+  return out;
+}
+
+using Repack = void (*)(Encoding, const uint8_t*, uint64_t, uint64_t, uint8_t*);
+
+py::bytes repack(const std::string& name, const py::buffer& data, uint64_t rows, uint64_t cols, Layout from, Layout to,
+                 Repack function) {
+  const Encoding e = find_encoding(name);
+  if (encoding_info(e).plain) from = to = Layout::rows;
+  const Bytes bytes(data, checked_size(e, from, rows, cols));
+  return fill_bytes(stored_bytes(e, to, rows, cols), [&](uint8_t* dst) { function(e, bytes.data(), rows, cols, dst); });
+}
+
+}  // namespace
+
+void bind_quant(py::module_& m) {
+  m.def("encodings", &names, "Names of the encodings a weight can be stored in.");
+  m.def("encode", &encode, py::arg("name"), py::arg("array"),
+        "float32 [rows, cols] -> bytes in rows layout. A non-finite value is a CoreError naming its flat index.");
+  m.def("decode", &decode, py::arg("name"), py::arg("data"), py::arg("rows"), py::arg("cols"),
+        py::arg("layout") = "rows", "Stored bytes -> float32 [rows, cols].");
+  m.def(
+      "pack",
+      [](const std::string& name, const py::buffer& data, uint64_t rows, uint64_t cols) {
+        return repack(name, data, rows, cols, Layout::rows, Layout::panel16, pack_panels);
+      },
+      py::arg("name"), py::arg("data"), py::arg("rows"), py::arg("cols"),
+      "rows layout -> panel16 (a copy for plain encodings).");
+  m.def(
+      "unpack",
+      [](const std::string& name, const py::buffer& data, uint64_t rows, uint64_t cols) {
+        return repack(name, data, rows, cols, Layout::panel16, Layout::rows, unpack_panels);
+      },
+      py::arg("name"), py::arg("data"), py::arg("rows"), py::arg("cols"), "panel16 -> rows layout, exactly.");
+  m.def(
+      "stored_bytes",
+      [](const std::string& name, const std::string& layout, uint64_t rows, uint64_t cols) {
+        return checked_size(find_encoding(name), find_layout(layout), rows, cols);
+      },
+      py::arg("name"), py::arg("layout"), py::arg("rows"), py::arg("cols"), "Bytes a matrix takes as stored.");
+  m.def(
+      "fallback",
+      [](const std::string& name, uint64_t cols) {
+        return encoding_info(fallback_encoding(find_encoding(name), cols)).name;
+      },
+      py::arg("name"), py::arg("cols"), "The encoding to use where rows of `cols` values do not divide into blocks.");
+}
+
+}  // namespace smoe

@@ -1,0 +1,44 @@
+// The byte arrangement of int8 activations, private to engine/kernels. One per format, the same for every ISA: bytes
+// made by one ISA's quantize_act are valid for another's matmul_q8, and are the same bytes.
+//
+// d = amax / 127; q = round-half-even(x / d), clamped to +-127 (a subnormal d may be rounded far down); all 0 where d =
+// 0. Where a value is not finite d is NaN and every q is 0, so that the outputs are NaN and the engine's check sees
+// them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace smoe {
+
+// Weights are stored unsigned (q + offset); `start` is what a dot product of unsigned weights starts from, -offset *
+// sum.
+struct Act32 {
+  int8_t q[32];
+  float d;
+  int32_t start128;  // -128 * sum, for Q8_0
+  int32_t start8;    // -8 * sum, for Q4_0
+  int32_t zero;
+};
+static_assert(sizeof(Act32) == 48);
+
+struct Act256 {
+  int8_t q[256];
+  int32_t start32[16];  // -32 * sum of each 16, for Q6_K
+  int16_t sum[8];       // of each 32,
+  float d;
+  int32_t zero[11];
+};
+static_assert(sizeof(Act256) == 384);
+
+inline constexpr uint32_t kNotFinite = 0x7f800000;  // magnitudes at or above: infinity, NaN
+inline constexpr uint32_t kQuietNan = 0x7fc00000;
+
+// Row t's activations.
+inline const uint8_t* act_row(const uint8_t* acts, const uint32_t* index, size_t t, size_t stride) {
+  return acts + (index ? index[t] : t) * stride;
+}
+
+}  // namespace smoe

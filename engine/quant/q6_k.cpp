@@ -1,0 +1,171 @@
+// Q6_K: 256 values in 210 bytes, sixteen sub-blocks of 16 with a signed 8-bit scale each.
+//
+// Block: 128 bytes ql (low 4 bits), 64 bytes qh (high 2 bits), 16 x i8 scales, f16 d. Per half of 128 values, i < 32:
+// ql[i] = q[i] & 15 | (q[i + 64] & 15) << 4, ql[i + 32] likewise from q[i + 32] and q[i + 96], and qh[i] holds the
+// upper bits of q[i], q[i + 32], q[i + 64], q[i + 96], lowest first. value = d * scale * (q - 32), q in 0..63.
+//
+// Panel block (3360 bytes):
+//      0  16 x f16 d, one per row
+//     32  16 sub-blocks x 16 x i8 scale, one per row
+//    288  16 sub-blocks x 3 x 64 bytes: A, B, H
+// Sub-block s has four groups of four columns, 16s + 4g + i. Byte 4 * row + i of A holds the low 4 bits of group 0 and,
+// in the high nibble, of group 2; B those of groups 1 and 3; H the upper 2 bits of groups 0 to 3, lowest first. So
+// three registers hold one sub-block of sixteen rows.
+#include <algorithm>
+#include <cmath>
+
+#include "quant/codec.h"
+
+namespace smoe {
+namespace {
+
+constexpr uint32_t kValues = 256, kBytes = 210, kSub = 16, kSubs = 16;
+constexpr uint32_t kHigh = 128, kScales = 192, kD = 208;  // offsets in a block
+constexpr float kTiny = 1e-15f;                           // below this a scale counts as zero
+
+// x[k] is fitted by scale * level[k], level in -32..31.
+struct Fit {
+  float scale = 0;
+  int8_t level[kSub] = {};
+};
+
+int32_t level_of(float x) { return std::clamp(round_even(x), -32, 31); }
+
+// Weighted least squares, weight x^2, over 19 trial scales; float32 left to right, the reference's own arithmetic.
+Fit fit_sub_block(const float* x) {
+  Fit fit;
+  float amax = 0, extreme = 0;
+  for (uint32_t k = 0; k < kSub; ++k) {
+    if (std::fabs(x[k]) > amax) {
+      amax = std::fabs(x[k]);
+      extreme = x[k];
+    }
+  }
+  if (amax < kTiny) {
+    std::fill(fit.level, fit.level + kSub, static_cast<int8_t>(-32));
+    return fit;
+  }
+  float best = 0;
+  const auto attempt = [&](float inverse, bool first) {
+    float sum_lx = 0, sum_l2 = 0;
+    int8_t level[kSub];
+    for (uint32_t k = 0; k < kSub; ++k) {
+      level[k] = static_cast<int8_t>(level_of(inverse * x[k]));
+      const float l = level[k], w = x[k] * x[k];
+      sum_lx += w * x[k] * l;
+      sum_l2 += w * l * l;
+    }
+    if (first) {
+      fit.scale = sum_l2 != 0 ? sum_lx / sum_l2 : 0.0f;
+    } else if (sum_l2 > 0 && sum_lx * sum_lx > best * sum_l2) {
+      fit.scale = sum_lx / sum_l2;
+    } else {
+      return;
+    }
+    best = fit.scale * sum_lx;
+    std::copy(level, level + kSub, fit.level);
+  };
+  attempt(-32.0f / extreme, true);
+  for (int t = -9; t <= 9; ++t) {
+    if (t != 0) attempt(-(32.0f + 0.1f * static_cast<float>(t)) / extreme, false);
+  }
+  return fit;
+}
+
+void store_levels(const Fit* fit, uint8_t* block) {
+  const auto q = [&](uint32_t k) { return static_cast<uint32_t>(fit[k / kSub].level[k % kSub] + 32); };
+  for (uint32_t half = 0; half < 2; ++half) {
+    for (uint32_t i = 0; i < 32; ++i) {
+      const uint32_t k = 128 * half + i;
+      const uint32_t a = q(k), b = q(k + 32), c = q(k + 64), d = q(k + 96);
+      block[64 * half + i] = static_cast<uint8_t>((a & 15) | (c & 15) << 4);
+      block[64 * half + i + 32] = static_cast<uint8_t>((b & 15) | (d & 15) << 4);
+      block[kHigh + 32 * half + i] = static_cast<uint8_t>(a >> 4 | (b >> 4) << 2 | (c >> 4) << 4 | (d >> 4) << 6);
+    }
+  }
+}
+
+void encode(const float* x, uint8_t* block) {
+  Fit fit[kSubs];
+  float extreme = 0;
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    fit[s] = fit_sub_block(x + kSub * s);
+    if (std::fabs(fit[s].scale) > std::fabs(extreme)) extreme = fit[s].scale;
+  }
+  if (std::fabs(extreme) < kTiny) {
+    std::fill(block, block + kBytes, static_cast<uint8_t>(0));
+    return;
+  }
+  const float inverse = -128.0f / extreme;
+  store_u16(block + kD, f32_to_f16(1.0f / inverse));
+  const float d = f16_to_f32(load_u16(block + kD));
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    const int8_t scale = static_cast<int8_t>(std::min(127, round_even(inverse * fit[s].scale)));
+    block[kScales + s] = static_cast<uint8_t>(scale);
+    const float step = d * static_cast<float>(scale);
+    if (step == 0) continue;  // the fit's levels stay
+    for (uint32_t k = 0; k < kSub; ++k) fit[s].level[k] = static_cast<int8_t>(level_of(x[kSub * s + k] / step));
+  }
+  store_levels(fit, block);
+}
+
+int32_t quant(const uint8_t* block, uint32_t k) {
+  const uint32_t half = k / 128, quarter = k % 128 / 32, i = k % 32;
+  const uint32_t low = block[64 * half + 32 * (quarter % 2) + i] >> 4 * (quarter / 2) & 15;
+  const uint32_t high = block[kHigh + 32 * half + i] >> 2 * quarter & 3;
+  return static_cast<int32_t>(low | high << 4) - 32;
+}
+
+void decode(const uint8_t* block, float* x) {
+  const float d = f16_to_f32(load_u16(block + kD));
+  for (uint32_t k = 0; k < kValues; ++k) {
+    const float scale = d * static_cast<float>(static_cast<int8_t>(block[kScales + k / kSub]));
+    x[k] = scale * static_cast<float>(quant(block, k));
+  }
+}
+
+void levels(const uint8_t* block, Levels* out) {
+  out->d = f16_to_f32(load_u16(block + kD));
+  out->dmin = 0;
+  out->sub = kSub;
+  out->has_min = false;
+  for (uint32_t s = 0; s < kSubs; ++s) out->scale[s] = static_cast<int8_t>(block[kScales + s]);
+  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int8_t>(quant(block, k));
+}
+
+uint32_t at(uint32_t lane, uint32_t s, uint32_t plane, uint32_t i) { return 288 + (3 * s + plane) * 64 + 4 * lane + i; }
+
+void pack(const uint8_t* block, uint32_t lane, uint8_t* panel) {
+  store_u16(panel + 2 * lane, load_u16(block + kD));
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    panel[32 + 16 * s + lane] = block[kScales + s];
+    for (uint32_t i = 0; i < 4; ++i) {
+      const auto q = [&](uint32_t group) { return static_cast<uint32_t>(quant(block, kSub * s + 4 * group + i) + 32); };
+      panel[at(lane, s, 0, i)] = static_cast<uint8_t>((q(0) & 15) | (q(2) & 15) << 4);
+      panel[at(lane, s, 1, i)] = static_cast<uint8_t>((q(1) & 15) | (q(3) & 15) << 4);
+      panel[at(lane, s, 2, i)] =
+          static_cast<uint8_t>(q(0) >> 4 | (q(1) >> 4) << 2 | (q(2) >> 4) << 4 | (q(3) >> 4) << 6);
+    }
+  }
+}
+
+void unpack(const uint8_t* panel, uint32_t lane, uint8_t* block) {
+  Fit fit[kSubs];
+  store_u16(block + kD, load_u16(panel + 2 * lane));
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    block[kScales + s] = panel[32 + 16 * s + lane];
+    for (uint32_t k = 0; k < kSub; ++k) {
+      const uint32_t group = k / 4;
+      const uint32_t low = panel[at(lane, s, group % 2, k % 4)] >> 4 * (group / 2) & 15;
+      const uint32_t high = panel[at(lane, s, 2, k % 4)] >> 2 * group & 3;
+      fit[s].level[k] = static_cast<int8_t>(static_cast<int32_t>(low | high << 4) - 32);
+    }
+  }
+  store_levels(fit, block);
+}
+
+}  // namespace
+
+const Codec kCodecQ6_K = {{"q6_k", kValues, kBytes, false}, encode, decode, levels, pack, unpack};
+
+}  // namespace smoe

@@ -1,0 +1,119 @@
+// Encodings in C++: 16-bit floats over every value, levels against decode, panels against rows.
+#include <bit>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "quant/codec.h"
+#include "quant/quant.h"
+
+using namespace smoe;
+
+namespace {
+
+constexpr Encoding kBlocks[] = {Encoding::q8_0, Encoding::q4_0, Encoding::q4_k, Encoding::q6_k};
+
+std::vector<float> random_floats(size_t n, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(rng);
+  return x;
+}
+
+}  // namespace
+
+TEST(quant_half_round_trip) {
+  for (uint32_t h = 0; h < 0x10000; ++h) {
+    const float f = f16_to_f32(static_cast<uint16_t>(h));
+    if (std::isnan(f)) {
+      CHECK(std::isnan(f16_to_f32(f32_to_f16(f))));
+    } else if (f32_to_f16(f) != h) {
+      CHECK_EQ(f32_to_f16(f), h);
+    }
+  }
+  CHECK_EQ(f16_to_f32(0x3c01), 1.0009765625f);
+  CHECK_EQ(f16_to_f32(0x0001), 0x1p-24f);
+}
+
+TEST(quant_half_rounds_to_nearest_even) {
+  // Between every two neighbours: the midpoint goes to the even one, a hair beside it to the nearer one.
+  for (uint16_t h = 0; h < 0x7bff; ++h) {
+    const float a = f16_to_f32(h), b = f16_to_f32(static_cast<uint16_t>(h + 1)), middle = a + (b - a) / 2;
+    const uint16_t even = h % 2 == 0 ? h : static_cast<uint16_t>(h + 1);
+    CHECK_EQ(f32_to_f16(middle), even);
+    if (f32_to_f16(std::nextafter(middle, 0.0f)) != h) CHECK_EQ(f32_to_f16(std::nextafter(middle, 0.0f)), h);
+    if (f32_to_f16(std::nextafter(middle, b * 2)) != h + 1) CHECK_EQ(f32_to_f16(std::nextafter(middle, b * 2)), h + 1);
+  }
+  CHECK_EQ(f32_to_f16(65519.0f), 0x7bff);
+  CHECK_EQ(f32_to_f16(65520.0f), 0x7c00);
+  CHECK_EQ(f32_to_f16(-0.0f), 0x8000);
+  CHECK_EQ(f32_to_bf16(std::bit_cast<float>(0x3f808000u)), 0x3f80);
+  CHECK_EQ(f32_to_bf16(std::bit_cast<float>(0x3f818000u)), 0x3f82);
+}
+
+TEST(quant_round_even) {
+  CHECK_EQ(round_even(0.5f), 0);
+  CHECK_EQ(round_even(1.5f), 2);
+  CHECK_EQ(round_even(-2.5f), -2);
+  CHECK_EQ(round_even(INFINITY), -4194304);
+  CHECK_EQ(round_even(NAN), 0);
+}
+
+TEST(quant_levels_are_what_decode_gives) {
+  for (const Encoding e : kBlocks) {
+    const Codec& c = codec(e);
+    const auto x = random_floats(c.info.block_values, 1);
+    std::vector<uint8_t> block(c.info.block_bytes);
+    std::vector<float> decoded(x.size());
+    c.encode_block(x.data(), block.data());
+    c.decode_block(block.data(), decoded.data());
+    Levels levels;
+    c.levels(block.data(), &levels);
+    for (uint32_t k = 0; k < x.size(); ++k) {
+      const uint32_t s = k / levels.sub;
+      const float scale = levels.d * static_cast<float>(levels.scale[s]);
+      float value = scale * static_cast<float>(levels.q[k]);
+      if (levels.has_min) value -= levels.dmin * static_cast<float>(levels.min[s]);
+      CHECK_EQ(value, decoded[k]);
+    }
+  }
+}
+
+TEST(quant_sizes) {
+  CHECK_EQ(row_bytes(Encoding::q4_k, 512), 288u);
+  CHECK_EQ(row_bytes(Encoding::q4_k, 100), 0u);
+  CHECK_EQ(stored_bytes(Encoding::q6_k, Layout::panel16, 17, 256), 32u * 210);
+  CHECK_EQ(stored_bytes(Encoding::q8_0, Layout::rows, 17, 64), 17u * 68);
+  CHECK_EQ(stored_bytes(Encoding::bf16, Layout::rows, 3, 5), 30u);
+}
+
+TEST(quant_panels_round_trip_and_missing_rows_are_zero) {
+  const uint64_t rows = 19, cols = 512;
+  for (const Encoding e : kBlocks) {
+    const auto x = random_floats(rows * cols, 2);
+    std::vector<uint8_t> stored(stored_bytes(e, Layout::rows, rows, cols)), back(stored.size());
+    REQUIRE(encode_rows(e, x.data(), rows, cols, stored.data()).is_ok());
+    std::vector<uint8_t> packed(stored_bytes(e, Layout::panel16, rows, cols), 0xaa);
+    pack_panels(e, stored.data(), rows, cols, packed.data());
+    unpack_panels(e, packed.data(), rows, cols, back.data());
+    CHECK(back == stored);
+    std::vector<float> all(cols), one(cols);
+    decode_rows(e, stored.data() + 18 * row_bytes(e, cols), cols, all.data());
+    decode_row(e, Layout::panel16, packed.data(), rows, cols, 18, one.data());
+    CHECK(all == one);
+    decode_row(e, Layout::panel16, packed.data(), 32, cols, 19, one.data());
+    for (const float v : one) CHECK_EQ(v, 0.0f);
+  }
+}
+
+TEST(quant_refuses_what_cannot_be_stored) {
+  std::vector<float> x(512, 1.0f);
+  std::vector<uint8_t> out(4096);
+  x[300] = NAN;
+  const Status status = encode_rows(Encoding::q4_k, x.data(), 1, 512, out.data());
+  CHECK(status.code() == Code::failed);
+  CHECK(status.message().find("flat index 300") != std::string::npos);
+  CHECK(encode_rows(Encoding::q4_k, x.data(), 2, 200, out.data()).code() == Code::usage);
+}
