@@ -1,10 +1,10 @@
 // Opening: the cheap checks. Everything read is held against a size first, so no damage leads outside the files.
 #include <algorithm>
 
-#include "core/manifest.h"
 #include "util/fields.h"
 #include "vault/file.h"
 #include "vault/format.h"
+#include "vault/manifest.h"
 #include "vault/scout.h"
 #include "vault/vault.h"
 

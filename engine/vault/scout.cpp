@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "core/manifest.h"
 #include "quant/quant.h"
 #include "util/fields.h"
+#include "vault/manifest.h"
 
 namespace smoe::scout {
 namespace {

@@ -1,13 +1,13 @@
 // The manifest: JSON to ModelSpec. Strict: a number outside its range, an unknown field of `arch`, a tensor that no
 // block asks for or one that is missing is refused, so that everything behind this file may trust the numbers.
-#include "core/manifest.h"
+#include "vault/manifest.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "core/limits.h"
 #include "quant/quant.h"
 #include "util/fields.h"
+#include "vault/limits.h"
 
 namespace smoe {
 namespace {

@@ -1,9 +1,9 @@
 // What follows from a ModelSpec alone: its trunk tensors, its record layout, its encodings' names.
 #include <algorithm>
 
-#include "core/manifest.h"
 #include "quant/quant.h"
 #include "smoe/model.h"
+#include "vault/manifest.h"
 
 namespace smoe {
 namespace {
