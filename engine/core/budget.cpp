@@ -1,0 +1,88 @@
+#include "core/budget.h"
+
+#include <algorithm>
+
+#include "util/sizes.h"
+
+namespace smoe {
+namespace {
+
+uint64_t all_experts(const BudgetQuestion& q) { return q.total_records * q.record_bytes; }
+uint64_t all_resident(const BudgetQuestion& q) { return q.floor_bytes - q.min_expert_cache_bytes + all_experts(q); }
+
+Status check_floor(const BudgetQuestion& q) {
+  const std::string least = q.model + " needs at least " + show_bytes(q.floor_bytes);
+  if (q.floor_bytes > q.usable_bytes) {
+    return {Code::resources, least + ", and " + show_bytes(q.usable_bytes) + " of memory are usable",
+            "a smaller --ctx or fewer --sessions lower the floor; `smoe plan` shows what it is made of"};
+  }
+  if (q.budget_bytes != 0 && q.budget_bytes < q.floor_bytes) {
+    return {Code::resources, least + "; the budget is " + show_bytes(q.budget_bytes),
+            "give --budget " + std::to_string(q.floor_bytes) + " or more, or a smaller --ctx"};
+  }
+  const uint64_t least_slots = q.record_bytes == 0 ? 0 : q.min_expert_cache_bytes / q.record_bytes;
+  if (q.ring_slots != 0 && q.ring_slots < least_slots) {
+    return {Code::resources,
+            q.model + " needs an expert cache of at least " + std::to_string(least_slots) + " slots; the ring is " +
+                std::to_string(q.ring_slots),
+            "give --ring " + std::to_string(least_slots) + " or more, or leave it out"};
+  }
+  return Status::ok();
+}
+
+// The budget of a machine left to itself.
+void choose_automatic(const BudgetQuestion& q, BudgetAnswer* a) {
+  const std::string ceiling = "3/4 of the usable memory (" + show_bytes(q.ceiling_bytes) + ")";
+  if (all_resident(q) <= q.ceiling_bytes) {
+    a->budget_bytes = all_resident(q);
+    a->reason = q.record_bytes == 0 ? "the whole model fits under " + ceiling : "all experts fit under " + ceiling;
+    return;
+  }
+  a->budget_bytes = q.floor_bytes;
+  const uint64_t room = q.ceiling_bytes > q.floor_bytes ? q.ceiling_bytes - q.floor_bytes : 0;
+  const uint64_t sets = q.working_set_bytes == 0 ? 0 : room / q.working_set_bytes;
+  if (sets >= 1) {
+    a->budget_bytes += sets * q.working_set_bytes;
+    a->reason = "the floor and " + std::to_string(sets) + (sets == 1 ? " working set" : " working sets") +
+                ", the most that fit under " + ceiling;
+    return;
+  }
+  a->reason = "the floor: no working set fits on top of it under " + ceiling;
+  a->warnings.push_back("memory is short: only the floor fits");
+  if (q.floor_bytes > q.ceiling_bytes) {
+    a->warnings.push_back("the floor of " + show_bytes(q.floor_bytes) + " is above " + ceiling +
+                          "; the machine may slow down as a whole");
+  }
+}
+
+}  // namespace
+
+Result<BudgetAnswer> choose_budget(const BudgetQuestion& q) {
+  SMOE_TRY(check_floor(q));
+  BudgetAnswer a;
+  if (q.budget_bytes != 0) {
+    a.budget_bytes = q.budget_bytes;
+    a.reason = "as asked for with --budget";
+  } else if (q.ring_slots != 0) {
+    const uint64_t slots = std::min(q.ring_slots, q.total_records);
+    a.budget_bytes = q.floor_bytes - q.min_expert_cache_bytes + slots * q.record_bytes;
+    a.reason = "as asked for with --ring";
+  } else {
+    choose_automatic(q, &a);
+  }
+  const uint64_t for_experts = a.budget_bytes - q.floor_bytes + q.min_expert_cache_bytes;
+  a.expert_cache_bytes = std::min(for_experts, all_experts(q));
+  if (q.record_bytes != 0) a.slots = static_cast<uint32_t>(a.expert_cache_bytes / q.record_bytes);
+  if ((q.budget_bytes != 0 || q.ring_slots != 0) && a.budget_bytes > q.ceiling_bytes) {
+    a.warnings.push_back("a budget of " + show_bytes(a.budget_bytes) + " is above 3/4 of the usable memory (" +
+                         show_bytes(q.ceiling_bytes) + "); measured elsewhere: more hits, and far slower");
+  }
+  if (a.slots < q.records_per_token) {
+    a.warnings.push_back("the cache holds " + std::to_string(a.slots) + " experts and one token asks for " +
+                         std::to_string(q.records_per_token) +
+                         ": by the time an expert is needed again it has been evicted, so 0% are hits");
+  }
+  return a;
+}
+
+}  // namespace smoe

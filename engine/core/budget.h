@@ -1,0 +1,35 @@
+// How much memory the engine takes: the arithmetic of the plan, apart from where its figures come from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "smoe/status.h"
+
+namespace smoe {
+
+struct BudgetQuestion {
+  std::string model;         // for messages
+  uint64_t floor_bytes = 0;  // of which min_expert_cache_bytes are expert cache
+  uint64_t min_expert_cache_bytes = 0;
+  uint64_t working_set_bytes = 0;  // what one token asks for
+  uint64_t record_bytes = 0;       // the slot; 0 = a dense model
+  uint32_t total_records = 0;
+  uint32_t records_per_token = 0;
+  uint64_t usable_bytes = 0, ceiling_bytes = 0;
+  uint64_t budget_bytes = 0;  // asked for; 0 = automatic
+  uint32_t ring_slots = 0;    // asked for; 0 = automatic
+};
+
+struct BudgetAnswer {
+  uint64_t budget_bytes = 0, expert_cache_bytes = 0;
+  uint32_t slots = 0;
+  std::string reason;
+  std::vector<std::string> warnings;
+};
+
+// Errors: Code::resources where the floor is above the memory, or what was asked for below the floor.
+Result<BudgetAnswer> choose_budget(const BudgetQuestion& question);
+
+}  // namespace smoe

@@ -1,0 +1,132 @@
+// The memory plan: what the engine's parts need, and from that the budget. Pure: machine and model come in as numbers.
+#include "smoe/plan.h"
+
+#include <algorithm>
+
+#include "core/budget.h"
+#include "core/footprint.h"
+#include "util/sizes.h"
+
+namespace smoe {
+namespace {
+
+constexpr uint32_t kLargestChunk = 512, kSmallestChunk = 32;  // tokens
+
+// Code, C++ library, heap, reader threads and what the allocator keeps: measured on the running engine, see LEARNED.md.
+constexpr uint64_t kProcessBytes = 48u << 20;
+constexpr uint64_t kThreadBytes = 1u << 20;
+// One 8-byte page table entry for each 4096-byte page of a budget.
+constexpr uint64_t kBytesPerPageTableByte = 512;
+
+Status check_options(const PlanOptions& o) {
+  if (o.budget_bytes != 0 && o.ring_slots != 0) {
+    return {Code::usage, "--budget and --ring both size the expert cache", "give one of them"};
+  }
+  if (o.ctx == 0) return {Code::usage, "--ctx must be at least 1"};
+  if (o.sessions == 0) return {Code::usage, "--sessions must be at least 1"};
+  return Status::ok();
+}
+
+// Experts a token asks for in one layer, after --experts-per-token.
+uint32_t active(const FfnSpec& ffn, const PlanOptions& o) {
+  return o.experts_per_token == 0 ? ffn.top_k : std::min(ffn.top_k, o.experts_per_token);
+}
+
+// What the plan knows before any memory is divided.
+struct Experts {
+  uint64_t slot = 0, working_set = 0;
+  uint32_t records = 0, per_token = 0, top_k = 0;
+
+  Experts(const ModelSpec& model, const PlanOptions& o) {
+    for (const LayerSpec& layer : model.layers) {
+      if (!layer.ffn.is_moe()) continue;
+      const uint64_t record = record_layout(layer.ffn, model.hidden).length;
+      slot = std::max(slot, record);
+      working_set += active(layer.ffn, o) * record;
+      records += layer.ffn.experts;
+      per_token += active(layer.ffn, o);
+      top_k = std::max(top_k, active(layer.ffn, o));
+    }
+  }
+  uint64_t least() const { return std::min(2 * top_k, records) * slot; }
+};
+
+// Everything but the expert cache, for one size of the prefill chunk.
+void measure(const ModelSpec& model, const PlanOptions& o, const Experts& experts, Plan* p) {
+  p->state_bytes = engine_state_bytes(model, o, p->chunk);
+  p->scratch_bytes = engine_scratch_bytes(model, o, p->chunk);
+  const uint64_t parts = p->trunk_bytes + p->state_bytes + p->scratch_bytes;
+  const uint64_t limit = o.budget_bytes != 0 ? o.budget_bytes : p->usable_ram_bytes;
+  const uint64_t mapped = std::min(limit, parts + p->all_experts_bytes);
+  p->process_bytes = kProcessBytes + std::max(1u, o.threads) * kThreadBytes + mapped / kBytesPerPageTableByte;
+  p->min_expert_cache_bytes = experts.least();
+  p->floor_bytes = parts + p->process_bytes + p->min_expert_cache_bytes;
+}
+
+// 512 tokens unless the buffers for them take too much of the memory there is, or keep a budget from being enough.
+void choose_chunk(const ModelSpec& model, const PlanOptions& o, const Experts& experts, Plan* p) {
+  const uint64_t limit = o.budget_bytes != 0 ? o.budget_bytes : p->ceiling_bytes;
+  p->chunk = o.chunk != 0 ? o.chunk : kLargestChunk;
+  measure(model, o, experts, p);
+  const auto too_large = [&] { return p->scratch_bytes > p->usable_ram_bytes / 8 || p->floor_bytes > limit; };
+  while (o.chunk == 0 && p->chunk > kSmallestChunk && too_large()) {
+    p->chunk /= 2;
+    measure(model, o, experts, p);
+  }
+}
+
+PlanOptions within_the_model(const ModelSpec& model, PlanOptions o, Plan* p) {
+  if (model.max_positions != 0 && o.ctx > model.max_positions) {
+    p->warnings.push_back("the model's own limit is " + std::to_string(model.max_positions) + " tokens, so --ctx " +
+                          std::to_string(o.ctx) + " is lowered to it");
+    o.ctx = model.max_positions;
+  }
+  return o;
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, const PlanOptions& asked) {
+  SMOE_TRY(check_options(asked));
+  Plan p;
+  const PlanOptions o = within_the_model(model, asked, &p);
+  const Experts experts(model, o);
+  p.ctx = o.ctx;
+  p.physical_ram_bytes = machine.physical_ram_bytes;
+  p.reserved_bytes = machine.reserved_bytes;
+  p.usable_ram_bytes = machine.usable_ram_bytes - std::min(machine.usable_ram_bytes, machine.reserved_bytes);
+  p.ceiling_bytes = p.usable_ram_bytes / 4 * 3;
+  p.trunk_bytes = engine_trunk_bytes(model);
+  p.record_bytes = experts.slot;
+  p.total_records = experts.records;
+  p.all_experts_bytes = experts.records * experts.slot;
+  p.working_set_bytes = experts.working_set;
+  choose_chunk(model, o, experts, &p);
+  p.recommended_bytes = p.floor_bytes + std::min(3 * p.working_set_bytes, p.all_experts_bytes);
+  p.all_resident_bytes = p.floor_bytes - p.min_expert_cache_bytes + p.all_experts_bytes;
+
+  const BudgetQuestion question{model.id.empty() ? "the model" : model.id,
+                                p.floor_bytes,
+                                p.min_expert_cache_bytes,
+                                p.working_set_bytes,
+                                p.record_bytes,
+                                p.total_records,
+                                experts.per_token,
+                                p.usable_ram_bytes,
+                                p.ceiling_bytes,
+                                o.budget_bytes,
+                                o.ring_slots};
+  SMOE_ASSIGN(const BudgetAnswer answer, choose_budget(question));
+  p.budget_bytes = answer.budget_bytes;
+  p.expert_cache_bytes = answer.expert_cache_bytes;
+  p.slots = answer.slots;
+  p.budget_reason = answer.reason;
+  p.warnings.insert(p.warnings.end(), answer.warnings.begin(), answer.warnings.end());
+  if (machine.available_bytes != 0 && machine.available_bytes < p.budget_bytes) {
+    p.warnings.push_back("only " + show_bytes(machine.available_bytes) +
+                         " of memory are free now, less than the budget of " + show_bytes(p.budget_bytes));
+  }
+  return p;
+}
+
+}  // namespace smoe
