@@ -62,7 +62,7 @@ class Verifier {
     if (!tokenizer.is_ok()) return error(path + ": manifest: " + tokenizer.status().message());
     total_ = vault->file_bytes + vault->scout_bytes;
     for (const TokenizerFile& file : *tokenizer) total_ += file.bytes;
-    const bool finished = smoe(*vault) && scout(*vault) && tokenizer_folder(vault->tokenizer_dir, *tokenizer);
+    const bool finished = records(*vault) && trunk(*vault) && tokenizer_folder(vault->tokenizer_dir, *tokenizer);
     if (!finished) error(path + ": stopped before every byte was checked");
   }
 
@@ -106,7 +106,7 @@ class Verifier {
     return go_on;
   }
 
-  bool smoe(const VaultFile& vault) {
+  bool records(const VaultFile& vault) {
     Result<File> file = open_again(vault.path);
     if (!file.is_ok()) return true;
     bool zero = true, whole = false;
@@ -117,7 +117,7 @@ class Verifier {
       return false;
     }
     if (whole && !zero) error(vault.path + ": bytes 4096 to 16383 are not zero");
-    uint64_t records = 0;
+    uint64_t record_bytes = 0;
     size_t moe_layer = 0;
     for (size_t layer = 0; layer < vault.model.layers.size(); ++layer) {
       if (!vault.model.layers[layer].ffn.is_moe()) continue;
@@ -125,13 +125,13 @@ class Verifier {
       for (size_t e = 0; e < list.size(); ++e) {
         const std::string what = "record of layer " + std::to_string(layer) + ", expert " + std::to_string(e);
         if (!check_crc(*file, list[e].offset, list[e].length, list[e].crc32c, what)) return false;
-        records += list[e].length;
+        record_bytes += list[e].length;
       }
     }
-    return count(vault.file_bytes - gap - records);  // header, table, manifest: checked by opening
+    return count(vault.file_bytes - gap - record_bytes);  // header, table, manifest: checked by opening
   }
 
-  bool scout(const VaultFile& vault) {
+  bool trunk(const VaultFile& vault) {
     Result<File> file = open_again(vault.scout_path);
     if (!file.is_ok()) return true;
     uint64_t data = 0;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <shared_mutex>
+#include <sstream>
 #include <system_error>
 
 #include "util/json.h"
@@ -26,21 +27,23 @@ int64_t now_ms() {
       .count();
 }
 
+// The options that decide where every byte goes, as one line of JSON: equal text, equal geometry.
 std::string geometry_json(const WriterOptions& o) {
-  std::string json = "{\"layers\":[";
+  std::ostringstream json;
+  json << "{\"layers\":[";
   for (size_t i = 0; i < o.layers.size(); ++i) {
     const RecordGroup& g = o.layers[i];
-    json += (i ? ",[" : "[") + std::to_string(g.layer) + "," + std::to_string(g.experts) + "," +
-            std::to_string(g.record_bytes) + "]";
+    json << (i ? ",[" : "[") << g.layer << "," << g.experts << "," << g.record_bytes << "]";
   }
-  json += "],\"trunk\":[";
+  json << "],\"trunk\":[";
   for (size_t i = 0; i < o.trunk.size(); ++i) {
     const scout::Tensor& t = o.trunk[i];
-    json += (i ? ",[" : "[") + json_quote(t.name) + "," + json_quote(t.dtype);
-    for (const uint64_t size : t.shape) json += "," + std::to_string(size);
-    json += "]";
+    json << (i ? ",[" : "[") << json_quote(t.name) << "," << json_quote(t.dtype);
+    for (const uint64_t size : t.shape) json << "," << size;
+    json << "]";
   }
-  return json + "]}";
+  json << "]}";
+  return json.str();
 }
 
 Status check_options(const WriterOptions& o) {
