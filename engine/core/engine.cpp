@@ -30,7 +30,7 @@ class EngineImpl final : public Engine {
   std::string info_json() const override;
   Result<Outcome> generate(const Request& request, Events& events) override;
   Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) override;
-  Result<std::vector<float>> logits(const std::vector<int32_t>& ids) override;
+  Result<std::vector<float>> logits(const std::vector<int32_t>& ids, size_t prefill) override;
   std::vector<int32_t> route_trace() const override { return trace_; }
   void reset() override;
   Buckets buckets() const override { return forward_->buckets(); }
@@ -47,9 +47,9 @@ class EngineImpl final : public Engine {
   Status prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled);
   Status decode(Conversation& c, const Request& request, Events& events, Outcome* outcome);
   bool ends(int32_t id, const Request& request) const;
-  // Calls row(position, logits) for every position of ids, cold.
+  // Calls row(position, logits) for every position of ids, cold; ids from `prefill` on are computed one at a time.
   template <class F>
-  Status every_row(const std::vector<int32_t>& ids, Events* events, F&& row);
+  Status every_row(const std::vector<int32_t>& ids, size_t prefill, Events* events, F&& row);
   void begin_counters(Counters* counters);
   void end_counters(Counters* counters);
 
@@ -254,13 +254,13 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
 }
 
 template <class F>
-Status EngineImpl::every_row(const std::vector<int32_t>& ids, Events* events, F&& row) {
+Status EngineImpl::every_row(const std::vector<int32_t>& ids, size_t prefill, Events* events, F&& row) {
   SMOE_TRY(check_ids(ids));
   Conversation& c = conversation("");
   c.clear();
   for (size_t at = 0; at < ids.size();) {
     if (events != nullptr && events->cancelled()) return {Code::cancelled, "cancelled"};
-    const size_t T = std::min<size_t>(plan_.chunk, ids.size() - at);
+    const size_t T = at < prefill ? std::min<size_t>(plan_.chunk, std::min(prefill, ids.size()) - at) : 1;
     SMOE_TRY(extend(c, ids.data() + at, T, 0));
     for (size_t r = 0; r < T; r += kHeadRows) {
       const size_t rows = std::min(kHeadRows, T - r);
@@ -276,7 +276,7 @@ Status EngineImpl::every_row(const std::vector<int32_t>& ids, Events* events, F&
 Result<std::vector<float>> EngineImpl::score(const std::vector<int32_t>& ids, Events& events) {
   std::vector<float> logprobs;
   const uint32_t vocab = vault_.model.vocab;
-  SMOE_TRY(every_row(ids, &events, [&](size_t position, const float* logits) {
+  SMOE_TRY(every_row(ids, ids.size(), &events, [&](size_t position, const float* logits) {
     if (position + 1 == ids.size()) return;
     const float top = *std::max_element(logits, logits + vocab);
     double sum = 0;
@@ -286,12 +286,12 @@ Result<std::vector<float>> EngineImpl::score(const std::vector<int32_t>& ids, Ev
   return logprobs;
 }
 
-Result<std::vector<float>> EngineImpl::logits(const std::vector<int32_t>& ids) {
+Result<std::vector<float>> EngineImpl::logits(const std::vector<int32_t>& ids, size_t prefill) {
   std::vector<float> all;
   all.reserve(ids.size() * vault_.model.vocab);
   trace_.clear();
   forward_->trace_into(&trace_);
-  const Status status = every_row(ids, nullptr, [&](size_t, const float* logits) {
+  const Status status = every_row(ids, prefill, nullptr, [&](size_t, const float* logits) {
     all.insert(all.end(), logits, logits + vault_.model.vocab);
   });
   forward_->trace_into(nullptr);

@@ -51,8 +51,9 @@ class Engine {
   // Log-probability of ids[i] given ids[0..i), natural log, for i in 1..n-1. Uses and replaces the session's state.
   virtual Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) = 0;
 
-  // Logits of every position, [ids, vocab] row-major: for the conformance tests. Always a cold prefill in chunks.
-  virtual Result<std::vector<float>> logits(const std::vector<int32_t>& ids) = 0;
+  // Logits of every position, [ids, vocab] row-major, from a cold start: for the conformance tests and gates. The first
+  // `prefill` ids are computed in chunks, the rest one at a time as decode does.
+  virtual Result<std::vector<float>> logits(const std::vector<int32_t>& ids, size_t prefill) = 0;
   // The experts chosen at each (position, MoE layer) of the last call, [positions, moe_layers, top_k].
   virtual std::vector<int32_t> route_trace() const = 0;
 
