@@ -1,0 +1,71 @@
+"""``smoe convert``: a checkpoint folder becomes a vault."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smoe_cli import console, settings
+from smoe_cli.convert.run import Job, Options, convert, prepare, report
+from smoe_cli.units import bytes_text
+
+REPORT_EVERY_S = 5.0
+
+
+class TerminalUi:
+    """Plain progress lines on stderr: rate and time left, every few seconds."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.monotonic()
+
+    def notice(self, text: str) -> None:
+        console.say(f"note: {text}")
+
+    def planned(self, job: Job) -> None:
+        plan = job.plan
+        console.say(f"{job.stem}: {plan.arch.family}, {len(plan.arch.layers)} layers, {len(plan.experts)} experts")
+        for fallback in plan.fallbacks:
+            console.say(f"  {fallback.name}: rows of {fallback.cols} do not divide for {fallback.wanted}: {fallback.used}")
+        console.say(
+            f"  output {bytes_text(job.output_bytes)}: experts {bytes_text(plan.records_bytes)}, trunk {bytes_text(plan.trunk_bytes)}"
+        )
+
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self.last < REPORT_EVERY_S:
+            return
+        self.last = now
+        rate = done_bytes / (now - self.start)
+        left = (total_bytes - done_bytes) / rate if rate else 0
+        console.say(f"  {done_bytes / total_bytes:.0%}  {rate / 1e6:.0f} MB/s  {left:.0f} s left")
+
+
+def command(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint folder (safetensors).")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of vaults.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Id of the vault; SRC's name and the quantisation by default.")] = "",
+    quant: Annotated[str, typer.Option("--quant", help="q4 q6 q8 source, or one encoding for every matrix.")] = "q4",
+    role: Annotated[list[str] | None, typer.Option("--role", help="ROLE=ENCODING, may be repeated.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Threads; every CPU by default.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and sizes only; nothing is written.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh/--resume", help="Start over, or continue what was interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON value on stdout.")] = False,
+) -> None:
+    options = Options(source, out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)
+    ui = TerminalUi()
+    job = prepare(options, ui)
+    try:
+        result = report(job) if dry_run else convert(job, ui)
+    except KeyboardInterrupt:
+        console.say("stopped; the same command continues from here, --fresh starts over")
+        raise
+    if as_json:
+        print(json.dumps(result))
+    elif not dry_run:
+        for worst in result["worst_errors"]:
+            console.say(f"  error {worst['error']:.2%}  {worst['tensor']}")
+        console.say(f"{result['path']}: {result['seconds']:.1f} s, {result['source_bytes_s'] / 1e6:.0f} MB/s of source")

@@ -1,0 +1,63 @@
+"""Encodings and presets: which role of a model is stored how. The arithmetic and the sizes are ``_core``'s.
+
+Roles: expert.gate expert.up expert.down (``experts`` for the three), attention, shared, ffn, head, embed, router.
+Norms, biases and small vectors always keep the source's precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from smoe_cli import _core
+from smoe_cli.errors import UnsupportedError, UsageError
+
+SOURCE = "source"  # the checkpoint's own plain precision
+TIED = "tied"
+PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f32"}
+EXPERT_ROLES = ("expert.gate", "expert.up", "expert.down")
+ROLES = (*EXPERT_ROLES, "attention", "shared", "ffn", "head", "embed", "router")
+_LATER = ("q2", "q3", "q5")
+
+
+def encodings() -> tuple[str, ...]:
+    return tuple(_core.encodings())
+
+
+def is_plain(encoding: str) -> bool:
+    return encoding in ("f32", "f16", "bf16")
+
+
+def presets() -> dict[str, dict[str, str]]:
+    """Every ``--quant``: role -> encoding. The router keeps source precision in all of them."""
+
+    def uniform(encoding: str) -> dict[str, str]:
+        return {role: SOURCE if role == "router" else encoding for role in ROLES}
+
+    found = {"q4": uniform("q6_k"), "q6": uniform("q6_k"), "q8": uniform("q8_0"), SOURCE: uniform(SOURCE)}
+    found["q4"] |= dict.fromkeys(EXPERT_ROLES, "q4_k")
+    return found | {name: uniform(name) for name in encodings()}
+
+
+def choose_roles(quant: str, overrides: Iterable[str] = ()) -> dict[str, str]:
+    """Encoding of each role for a preset and ``ROLE=ENC`` overrides. UsageError lists what there is."""
+    known = presets()
+    if quant in _LATER:
+        raise UnsupportedError(f"--quant {quant} does not exist yet", f"one of: {', '.join(known)}")
+    if quant not in known:
+        raise UsageError(f"--quant {quant} is not known", f"one of: {', '.join(known)}")
+    roles = dict(known[quant])
+    for override in overrides:
+        role, equals, encoding = override.partition("=")
+        if not equals or (role != "experts" and role not in ROLES):
+            raise UsageError(f"--role {override} is not ROLE=ENCODING", f"roles: experts {' '.join(ROLES)}")
+        if encoding not in (*encodings(), SOURCE) and (role, encoding) != ("head", TIED):
+            raise UsageError(f"--role {override}: unknown encoding", f"one of: {', '.join(encodings())} {SOURCE}")
+        roles |= dict.fromkeys(EXPERT_ROLES if role == "experts" else (role,), encoding)
+    return roles
+
+
+def resolve_encoding(wanted: str, dtype: str, cols: int) -> str:
+    """The encoding a matrix gets: the source's precision for SOURCE, else what its row length allows."""
+    if wanted == SOURCE:
+        return PLAIN[dtype]
+    return wanted if is_plain(wanted) else str(_core.fallback(wanted, cols))

@@ -1,0 +1,50 @@
+"""The manifest of a vault (vault/FORMAT.md), from a plan and what the writing found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smoe_cli import __version__
+from smoe_cli.convert.plan import Plan
+from smoe_cli.convert.tokenizer import TokenizerFiles
+from smoe_cli.convert.write import Errors
+from smoe_cli.families.arch import arch_json
+
+
+def build_manifest(
+    plan: Plan,
+    vault_id: str,
+    source: dict[str, Any],
+    tokenizer: dict[str, Any],
+    files: TokenizerFiles,
+    scout: dict[str, Any],
+    crcs: dict[str, int],
+    errors: Errors,
+) -> dict[str, Any]:
+    """``source``, ``tokenizer`` and ``scout`` as in FORMAT.md; ``crcs`` of the stored trunk tensors by name."""
+    return {
+        "format": 1,
+        "id": vault_id,
+        "family": plan.arch.family,
+        "model_type": plan.arch.model_type,
+        "quant": plan.quant,
+        "converter": f"smoe {__version__}",
+        "source": source,
+        "tokenizer": tokenizer,
+        "eos_ids": [token for token in files.eos_ids if token < plan.arch.vocab],
+        "bos_id": files.bos_id if files.bos_id is not None and files.bos_id < plan.arch.vocab else None,
+        "generation": files.generation,
+        "scout": scout,
+        "arch": arch_json(plan.arch, plan.encodings()),
+        "tensors": {
+            tensor.name: {
+                "encoding": tensor.encoding,
+                "layout": tensor.layout,
+                "shape": list(tensor.shape),
+                "crc32c": crcs[tensor.name],
+                "error": errors.tensors[tensor.name],
+            }
+            for tensor in plan.tensors
+        },
+        "expert_errors": errors.per_layer(),
+    }

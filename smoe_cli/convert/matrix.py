@@ -1,0 +1,75 @@
+"""A logical matrix [rows, cols] inside a checkpoint: a whole tensor, one expert of a fused one, either orientation.
+
+``read`` gives rows as float32, exactly; memory is the rows asked for, or one expert's slab where it is stored transposed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows ``first`` to ``first + rows`` of ``tensor`` (of its slab ``expert`` if it is 3-D), seen as [out, in]."""
+
+    tensor: SourceTensor
+    rows: int
+    cols: int
+    expert: int | None = None
+    first: int = 0
+    transposed: bool = False
+    scale: SourceTensor | None = None
+    scale_block: tuple[int, int] = (128, 128)
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.cols * self.tensor.itemsize
+
+    def read_raw(self, reader: FileReader, start: int, stop: int) -> NDArray[np.uint8]:
+        """Stored bytes of rows [start, stop); only for matrices that are not transposed."""
+        width = self.cols * self.tensor.itemsize
+        return reader.read(self.tensor.path, self._slab_offset() + (self.first + start) * width, (stop - start) * width)
+
+    def read(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows [start, stop) as float32 [stop - start, cols]."""
+        if self.transposed:
+            return self._read_transposed(reader, start, stop)
+        values = to_float32(self.read_raw(reader, start, stop), self.dtype).reshape(stop - start, self.cols)
+        if self.scale is None:
+            return values
+        first = self.first + start
+        return values * self._scales(reader, first, first + stop - start, 0, self.cols)
+
+    def _read_transposed(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
+        width = self.tensor.shape[-1]
+        raw = reader.read(self.tensor.path, self._slab_offset(), self.cols * width * self.tensor.itemsize)
+        begin, end = self.first + start, self.first + stop
+        stored = raw.view(f"V{self.tensor.itemsize}").reshape(self.cols, width)[:, begin:end]
+        values = to_float32(np.ascontiguousarray(stored).view(np.uint8).reshape(-1), self.dtype).reshape(self.cols, end - begin)
+        if self.scale is not None:
+            values = values * self._scales(reader, 0, self.cols, begin, end)
+        return np.ascontiguousarray(values.T)
+
+    def _slab_offset(self) -> int:
+        slab = math.prod(self.tensor.shape[1:]) * self.tensor.itemsize
+        return self.tensor.offset + (self.expert or 0) * (slab if self.expert is not None else 0)
+
+    def _scales(self, reader: FileReader, row0: int, row1: int, col0: int, col1: int) -> NDArray[np.float32]:
+        """Block scales spread over stored rows [row0, row1) and columns [col0, col1); the last block may be ragged."""
+        assert self.scale is not None
+        block_rows, block_cols = self.scale_block
+        shape = self.scale.shape[-2:]
+        nbytes = math.prod(shape) * self.scale.itemsize
+        raw = reader.read(self.scale.path, self.scale.offset + (self.expert or 0) * nbytes, nbytes)
+        scales = to_float32(raw, self.scale.dtype).reshape(shape)
+        return scales[np.arange(row0, row1)[:, None] // block_rows, np.arange(col0, col1)[None, :] // block_cols]

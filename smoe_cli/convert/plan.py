@@ -1,0 +1,274 @@
+"""What a conversion will write, decided before a byte is written: every output with its source, encoding and size; every
+source tensor used exactly once, left out for a stated reason, or an error. Pure: reads headers, no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from smoe_cli import _core
+from smoe_cli.convert.checkpoint import Checkpoint, optional_patterns
+from smoe_cli.convert.encodings import SOURCE, TIED, is_plain, resolve_encoding
+from smoe_cli.convert.matrix import Matrix
+from smoe_cli.convert.safetensors import WEIGHT_DTYPES, SourceTensor
+from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.families.arch import Arch, TrunkTensor, resolve, trunk_tensors
+
+PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class TensorOut:
+    """One trunk tensor to write. A vector is one row; ``shape`` is what the manifest states."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    source: Matrix
+    encoding: str
+    layout: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ExpertOut:
+    """One expert record: ``parts`` are gate, up and down; ``offsets`` their places in the record."""
+
+    layer: int
+    moe_layer: int
+    expert: int
+    parts: tuple[Matrix, Matrix, Matrix]
+    encodings: tuple[str, str, str]
+    offsets: tuple[int, int, int]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """An encoding that a row length did not allow, and what took its place."""
+
+    name: str
+    cols: int
+    wanted: str
+    used: str
+
+
+@dataclass
+class Plan:
+    arch: Arch
+    quant: str
+    tensors: list[TensorOut]
+    experts: list[ExpertOut]
+    fallbacks: list[Fallback] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def trunk_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def records_bytes(self) -> int:
+        return sum(record.nbytes for record in self.experts)
+
+    def layers(self) -> list[tuple[int, int, int]]:
+        """(absolute layer, experts, record bytes) of the routed layers, as the vault's writer takes them."""
+        found: dict[int, tuple[int, int, int]] = {}
+        for record in self.experts:
+            found[record.layer] = (record.layer, record.expert + 1, record.nbytes)
+        return list(found.values())
+
+    def encodings(self) -> dict[int, dict[str, str]]:
+        """Encodings of gate, up and down, per routed layer."""
+        return {record.layer: dict(zip(PARTS, record.encodings, strict=True)) for record in self.experts}
+
+
+def make_plan(checkpoint: Checkpoint, quant: str, roles: dict[str, str]) -> Plan:
+    """The plan of a conversion. UsageError / UnsupportedError name the tensors that do not fit the family or its config."""
+    family, config = checkpoint.family, checkpoint.config
+    arch = resolve(family, config)
+    notices = [*checkpoint.notices, *arch.notices]
+    arch = _resolve_head(checkpoint, arch, roles, notices)
+    builder = _Builder(checkpoint, arch, roles)
+    tensors = [builder.tensor(tensor) for tensor in trunk_tensors(arch)]
+    experts = [record for index in arch.moe_layers() for record in builder.layer(index)]
+    notices += builder.leftover(optional_patterns(family, config))
+    return Plan(arch, quant, tensors, experts, builder.fallbacks, notices)
+
+
+def _resolve_head(checkpoint: Checkpoint, arch: Arch, roles: dict[str, str], notices: list[str]) -> Arch:
+    """Whether the head is the embedding: the config's word, checked against what the checkpoint holds."""
+    head = checkpoint.family.source_name("head.weight")
+    embed = checkpoint.family.source_name("embed.weight")
+    if roles["head"] == TIED:
+        arch = replace(arch, tied_head=True)
+        roles["head"] = roles["embed"]
+    present = checkpoint.tensors.get(head)
+    if arch.tied_head:
+        if present is None:
+            return arch
+        if _same_bytes(checkpoint, present, checkpoint.tensors.get(embed)):
+            del checkpoint.tensors[head]
+            return arch
+        notices.append(f"config.json ties the head to the embedding, but {head} differs from {embed}: the stored head is used")
+        return replace(arch, tied_head=False)
+    if present is None:
+        raise UsageError(
+            f"the checkpoint holds no {head}, and config.json does not tie the head to the embedding",
+            "if the head is the embedding, pass --role head=tied; else the checkpoint is incomplete",
+        )
+    return arch
+
+
+def _same_bytes(checkpoint: Checkpoint, one: SourceTensor, other: SourceTensor | None) -> bool:
+    if other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    step = 16 << 20
+    for start in range(0, one.nbytes, step):
+        count = min(step, one.nbytes - start)
+        left = checkpoint.reader.read(one.path, one.offset + start, count)
+        if not (left == checkpoint.reader.read(other.path, other.offset + start, count)).all():
+            return False
+    return True
+
+
+class _Builder:
+    """Turns needed tensors into outputs, keeping account of the source tensors used."""
+
+    def __init__(self, checkpoint: Checkpoint, arch: Arch, roles: dict[str, str]) -> None:
+        self.checkpoint = checkpoint
+        self.family = checkpoint.family
+        self.arch = arch
+        self.roles = roles
+        self.used: set[str] = set()
+        self.fallbacks: list[Fallback] = []
+
+    def take(self, name: str, what: str) -> SourceTensor:
+        """A source tensor of a weight dtype; an error if it is missing, already used or packed."""
+        tensor = self.checkpoint.tensors.get(name)
+        if tensor is None:
+            raise UsageError(f"the checkpoint holds no {name} ({what})", self._unmatched_hint())
+        if tensor.dtype not in WEIGHT_DTYPES:
+            raise UnsupportedError(f"{name} has dtype {tensor.dtype}: packed weights are not read as numbers")
+        self.used.add(name)
+        return tensor
+
+    def _unmatched_hint(self) -> str:
+        left = sorted(set(self.checkpoint.tensors) - self.used)
+        return f"not matched so far: {', '.join(left[:4])}{' ...' if len(left) > 4 else ''}" if left else ""
+
+    def matrix(self, tensor: SourceTensor, rows: int, cols: int, **where: int | bool | None) -> Matrix:
+        scale = self.checkpoint.scales.get(tensor.name)
+        return Matrix(tensor, rows, cols, scale=scale, scale_block=self.checkpoint.scale_block, **where)  # type: ignore[arg-type]
+
+    def tensor(self, needed: TrunkTensor) -> TensorOut:
+        name = self.family.source_name(needed.name)
+        tensor = self.take(name, needed.name)
+        if tensor.shape != needed.shape:
+            raise UsageError(f"{name} has shape {list(tensor.shape)}, config.json says {list(needed.shape)}")
+        rows, cols = needed.shape if len(needed.shape) == 2 else (1, needed.shape[0])
+        encoding = self.encoding(needed.name, self.wanted(needed), tensor.dtype, cols)
+        keeps_rows = is_plain(encoding) or (needed.role == "embed" and not self.arch.tied_head)
+        layout = "rows" if keeps_rows else "panel16"
+        nbytes = int(_core.stored_bytes(encoding, layout, rows, cols))
+        return TensorOut(needed.name, needed.role, needed.shape, self.matrix(tensor, rows, cols), encoding, layout, nbytes)
+
+    def wanted(self, needed: TrunkTensor) -> str:
+        if needed.role == "embed" and self.arch.tied_head and self.roles["head"] != self.roles["embed"]:
+            raise UsageError("the head is the embedding in this model: --role head and --role embed must agree")
+        return SOURCE if needed.role in ("norm", "bias") else self.roles[needed.role]
+
+    def encoding(self, name: str, wanted: str, dtype: str, cols: int) -> str:
+        used = resolve_encoding(wanted, dtype, cols)
+        if wanted not in (SOURCE, used):
+            self.fallbacks.append(Fallback(name, cols, wanted, used))
+        return used
+
+    def layer(self, index: int) -> list[ExpertOut]:
+        """The records of one routed layer, whichever way this layer stores its experts."""
+        ffn, hidden = self.arch.layers[index].ffn, self.arch.hidden
+        sources = self._sources(index)
+        width = ffn.expert_width
+        cols = {"gate": hidden, "up": hidden, "down": width}
+        encodings = tuple(
+            self.encoding(f"layers.{index}.experts.{part}", self.roles[f"expert.{part}"], source.dtype, cols[part])
+            for part, source in zip(PARTS, sources[0], strict=True)
+        )
+        layout = _core.record_layout(hidden, width, *encodings)
+        offsets = (layout["gate"], layout["up"], layout["down"])
+        moe_layer = self.arch.moe_layers().index(index)
+        return [
+            ExpertOut(index, moe_layer, expert, parts, encodings, offsets, layout["length"])  # type: ignore[arg-type]
+            for expert, parts in enumerate(sources)
+        ]
+
+    def _sources(self, index: int) -> list[tuple[Matrix, Matrix, Matrix]]:
+        names = self.family.experts
+        if names is None:
+            raise UsageError(f"family {self.family.name} has no experts, config.json says layer {index} has")
+        single = names.gate.replace("{L}", str(index)).replace("{E}", "0")
+        fused = names.fused_gate_up.replace("{L}", str(index))
+        if fused and fused in self.checkpoint.tensors:
+            return self._fused(index, fused, names.fused_down.replace("{L}", str(index)), names.square_is)
+        if single not in self.checkpoint.tensors:
+            looked = f"{single}{' nor ' + fused if fused else ''}"
+            raise UsageError(f"layer {index} has no experts under a known name: no {looked}", self._unmatched_hint())
+        return [self._separate(index, expert) for expert in range(self.arch.layers[index].ffn.experts)]
+
+    def _separate(self, index: int, expert: int) -> tuple[Matrix, Matrix, Matrix]:
+        assert self.family.experts is not None
+        width, hidden = self.arch.layers[index].ffn.expert_width, self.arch.hidden
+        found = []
+        for part in PARTS:
+            pattern: str = getattr(self.family.experts, part)
+            name = pattern.replace("{L}", str(index)).replace("{E}", str(expert))
+            tensor = self.take(name, f"{part} of expert {expert} of layer {index}")
+            shape = (hidden, width) if part == "down" else (width, hidden)
+            if tensor.shape != shape:
+                raise UsageError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
+            found.append(self.matrix(tensor, *shape))
+        return found[0], found[1], found[2]
+
+    def _fused(self, index: int, gate_up_name: str, down_name: str, square_is: str) -> list[tuple[Matrix, Matrix, Matrix]]:
+        ffn, hidden = self.arch.layers[index].ffn, self.arch.hidden
+        width = ffn.expert_width
+        gate_up = self.take(gate_up_name, f"gate and up of layer {index}")
+        down = self.take(down_name, f"down of layer {index}")
+        turned_in = _orientation(gate_up, ffn.experts, 2 * width, hidden, square_is)
+        turned_out = _orientation(down, ffn.experts, hidden, width, square_is)
+        return [
+            (
+                self.matrix(gate_up, width, hidden, expert=expert, first=0, transposed=turned_in),
+                self.matrix(gate_up, width, hidden, expert=expert, first=width, transposed=turned_in),
+                self.matrix(down, hidden, width, expert=expert, first=0, transposed=turned_out),
+            )
+            for expert in range(ffn.experts)
+        ]
+
+    def leftover(self, optional: Iterable[str]) -> list[str]:
+        """Notices of what is left out by rule; an error for any other tensor that nothing used."""
+        left = sorted(set(self.checkpoint.tensors) - self.used)
+        ignore = [pattern.replace("{L}", "*") for pattern in self.family.ignore]
+        skipped = [name for name in left if any(fnmatchcase(name, pattern) for pattern in optional)]
+        unknown = [name for name in left if name not in skipped and not any(fnmatchcase(name, p) for p in ignore)]
+        if unknown:
+            listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+            raise UsageError(
+                f"{len(unknown)} tensors of the checkpoint have no place in family {self.family.name}: {listed}",
+                "the model is of another make than its config.json says, or the family file lacks their names",
+            )
+        return [f"left out, several tokens ahead are not predicted: {len(skipped)} tensors ({skipped[0]} ...)"] if skipped else []
+
+
+def _orientation(tensor: SourceTensor, experts: int, rows: int, cols: int, square_is: str) -> bool:
+    """Whether a fused tensor is stored [experts, in, out]: from its shape, and the family's rule where that is square."""
+    if tensor.shape == (experts, rows, cols) == (experts, cols, rows):
+        return square_is == "in_out"
+    if tensor.shape == (experts, rows, cols):
+        return False
+    if tensor.shape == (experts, cols, rows):
+        return True
+    raise UsageError(
+        f"{tensor.name} has shape {list(tensor.shape)}, config.json says {[experts, rows, cols]} or {[experts, cols, rows]}"
+    )

@@ -1,0 +1,180 @@
+"""A conversion from a checkpoint folder to a finished vault, step by step. Talks through ``Ui`` only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from smoe_cli import __version__
+from smoe_cli.convert import tokenizer as tok
+from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
+from smoe_cli.convert.encodings import choose_roles
+from smoe_cli.convert.manifest import build_manifest
+from smoe_cli.convert.plan import Plan, make_plan
+from smoe_cli.convert.write import VaultWrite, discard
+from smoe_cli.errors import ResourceError, SmoeError, UsageError
+
+HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
+TEMPLATES = Path(__file__).parents[2] / "chat_templates"
+
+
+@dataclass(frozen=True)
+class Options:
+    source: Path
+    out_dir: Path
+    name: str = ""
+    quant: str = "q4"
+    roles: tuple[str, ...] = ()
+    jobs: int = 0  # 0 = every CPU this process may use
+    fresh: bool = False
+
+
+class Ui(Protocol):
+    """How a conversion speaks to its caller."""
+
+    def notice(self, text: str) -> None: ...
+    def planned(self, job: Job) -> None: ...
+    def progress(self, done_bytes: int, total_bytes: int) -> None: ...
+
+
+@dataclass
+class Job:
+    """A conversion that has been checked and could start."""
+
+    options: Options
+    checkpoint: Checkpoint
+    plan: Plan
+    files: tok.TokenizerFiles
+    stem: str
+    fingerprint: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def vault(self) -> Path:
+        return self.options.out_dir / f"{self.stem}.smoe"
+
+    @property
+    def output_bytes(self) -> int:
+        return self.plan.trunk_bytes + self.plan.records_bytes
+
+
+def prepare(options: Options, ui: Ui) -> Job:
+    """Open, match, plan: everything that can be refused without writing is refused here."""
+    checkpoint = open_checkpoint(options.source)
+    plan = make_plan(checkpoint, options.quant, choose_roles(options.quant, options.roles))
+    template = checkpoint.family.chat_template
+    default = TEMPLATES / template if template and (TEMPLATES / template).is_file() else None
+    files = tok.collect(options.source, checkpoint.config, default)
+    job = Job(options, checkpoint, plan, files, _stem(options))
+    for notice in (*plan.notices, *files.notices):
+        ui.notice(notice)
+    ui.planned(job)
+    return job
+
+
+def _stem(options: Options) -> str:
+    stem = options.name or f"{options.source.resolve().name}-{options.quant}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", stem):
+        raise UsageError(f"{stem!r} cannot name a vault", "pass --name with letters, digits, and . _ + -")
+    return stem
+
+
+def convert(job: Job, ui: Ui) -> dict[str, Any]:
+    """Write the vault of a prepared job; the report. Interrupted at any moment, the same call continues."""
+    options, plan, checkpoint = job.options, job.plan, job.checkpoint
+    start = time.monotonic()
+    _require_target(job)
+    fingerprint, stamp = checkpoint.fingerprint(), checkpoint.stamp()
+    if options.fresh:
+        discard(options.out_dir, job.stem)
+    source = {"fingerprint": fingerprint, "kind": "safetensors", "bytes": checkpoint.source_bytes, "stamp": stamp}
+    write = VaultWrite(plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options))
+    _require_room(job, write)
+    if write.resumed:
+        ui.notice(f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already")
+    done = 0
+
+    def progress(more: int) -> None:
+        nonlocal done
+        done += more
+        ui.progress(done, checkpoint.source_bytes)
+
+    errors = write.run(progress)
+    tokenizer = tok.write_files(job.files, options.out_dir, job.stem)
+    crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in plan.tensors}
+    manifest = build_manifest(plan, job.stem, source, tokenizer, job.files, dict(write.writer.scout_info()), crcs, errors)
+    job.vault.unlink(missing_ok=True)
+    tok.commit_files(options.out_dir, job.stem)
+    write.finish(manifest)
+    seconds = time.monotonic() - start
+    return report(job) | {
+        "resumed": write.resumed,
+        "seconds": round(seconds, 3),
+        "source_bytes_s": round(done / seconds) if seconds else 0,
+        "worst_errors": [{"tensor": name, "error": error} for name, error in errors.worst()],
+    }
+
+
+def report(job: Job) -> dict[str, Any]:
+    """What is known before writing: the ``--dry-run`` answer."""
+    plan = job.plan
+    return {
+        "id": job.stem,
+        "path": str(job.vault),
+        "family": plan.arch.family,
+        "model_type": plan.arch.model_type,
+        "quant": plan.quant,
+        "source_bytes": job.checkpoint.source_bytes,
+        "trunk_bytes": plan.trunk_bytes,
+        "records_bytes": plan.records_bytes,
+        "output_bytes": job.output_bytes,
+        "tensors": len(plan.tensors),
+        "experts": len(plan.experts),
+        "fallbacks": [vars(fallback) for fallback in plan.fallbacks],
+        "notices": [*plan.notices, *job.files.notices],
+    }
+
+
+def _jobs(options: Options) -> int:
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs} is not a number of threads")
+    return options.jobs or len(os.sched_getaffinity(0))
+
+
+def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:
+    """Source, options and converter: part files made from anything else are refused."""
+    plan = job.plan
+    parts = [source, __version__, [(t.name, t.encoding, t.layout) for t in plan.tensors], sorted(plan.encodings().items())]
+    return "sha256:" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _require_target(job: Job) -> None:
+    """The target folder exists and takes files."""
+    folder = job.options.out_dir
+    probe = folder / f".{job.stem}.probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SmoeError(f"{folder} cannot be written to: {error.strerror}", "choose another folder with --out") from error
+
+
+def _require_room(job: Job, write: VaultWrite) -> None:
+    plan = job.plan
+    written = sum(t.nbytes for t in plan.tensors if t.name in write.done_tensors)
+    written += sum(r.nbytes for r in plan.experts if (r.moe_layer, r.expert) in write.done_records)
+    needed = job.output_bytes - written + HEADROOM_BYTES
+    free = shutil.disk_usage(job.options.out_dir).free
+    if free < needed:
+        raise ResourceError(
+            f"{job.options.out_dir} has {free} bytes free, the vault needs {needed}",
+            "free some space, choose another folder with --out, or a smaller --quant",
+        )

@@ -1,0 +1,140 @@
+"""Reading safetensors files: headers, checked against the file's size, and parts of tensors, without holding a file in memory.
+
+A file is u64 header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data. Only the bytes asked for are read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smoe_cli.errors import CorruptError, UnsupportedError
+
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2}
+DTYPE_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "I8": 1, "BOOL": 1}
+WEIGHT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3")
+MAX_HEADER_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """Where a tensor's bytes are. ``offset`` is absolute in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+
+def read_header(path: Path) -> tuple[dict[str, SourceTensor], bytes]:
+    """The tensors of a file and its raw header. CorruptError names the file, the bytes there and the bytes expected."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise CorruptError(f"{path.name} is {size} bytes long, too short for a safetensors file", "download it again")
+        (length,) = struct.unpack("<Q", start)
+        if length > MAX_HEADER_BYTES:
+            raise CorruptError(f"{path.name} is not a safetensors file: its header would be {length} bytes", "download it again")
+        if 8 + length > size:
+            raise _cut(path, size, 8 + length)
+        raw = file.read(length)
+    try:
+        entries = json.loads(raw)
+        tensors = {name: _entry(path, 8 + length, name, entry) for name, entry in entries.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(f"{path.name}: its safetensors header cannot be read: {error}", "download it again") from error
+    end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=8 + length)
+    if end > size:
+        raise _cut(path, size, end)
+    return tensors, raw
+
+
+def _cut(path: Path, there: int, expected: int) -> CorruptError:
+    return CorruptError(f"{path.name} is cut short: {there} bytes there, {expected} bytes expected", "download it again")
+
+
+def _entry(path: Path, base: int, name: str, entry: dict[str, object]) -> SourceTensor:
+    dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"shape of {name}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(isinstance(n, int) for n in offsets):
+        raise ValueError(f"data_offsets of {name}")
+    begin, end = offsets
+    if dtype not in DTYPE_BYTES:
+        raise UnsupportedError(f"{path.name}: tensor {name} has dtype {dtype}, which is not supported")
+    if begin < 0 or end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
+        raise ValueError(f"{name} takes {end - begin} bytes, its shape {shape} of {dtype} does not")
+    return SourceTensor(name, dtype, tuple(shape), path, base + begin, end - begin)
+
+
+class FileReader:
+    """Positioned reads from many files and threads; each file is opened once."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Exactly ``nbytes`` bytes. CorruptError if the file ends before."""
+        out = np.empty(nbytes, np.uint8)
+        view, done = memoryview(out), 0
+        descriptor = self._descriptor(path)
+        while done < nbytes:
+            count = os.preadv(descriptor, [view[done : done + (1 << 30)]], offset + done)
+            if count == 0:
+                raise _cut(path, offset + done, offset + nbytes)
+            done += count
+        return out
+
+    def _descriptor(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = os.open(path, os.O_RDONLY)
+            return self._files[path]
+
+    def close(self) -> None:
+        with self._lock:
+            for descriptor in self._files.values():
+                os.close(descriptor)
+            self._files.clear()
+
+
+def _e4m3_table() -> NDArray[np.float32]:
+    """Values of the 256 codes of float8 e4m3fn: bias 7, no infinities, 0x7f and 0xff are NaN."""
+    codes = np.arange(256)
+    sign = np.where(codes & 0x80, -1.0, 1.0)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    value = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    value[(codes & 0x7F) == 0x7F] = np.nan
+    return (sign * value).astype(np.float32)
+
+
+_E4M3 = _e4m3_table()
+
+
+def to_float32(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """The exact float32 values of little-endian bytes; one dimension."""
+    if dtype == "F32":
+        return raw.view("<f4")
+    if dtype == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "F16":
+        return raw.view("<f2").astype(np.float32)
+    if dtype == "F8_E4M3":
+        return _E4M3[raw]
+    raise UnsupportedError(f"dtype {dtype} cannot be read as weights")

@@ -1,0 +1,271 @@
+"""Writing a vault from a plan: rows are read, encoded and packed by a pool of threads, outputs written in order.
+
+Memory: outputs in flight (at most ``IN_FLIGHT_BYTES``, or one output) and one chunk of rows per thread. A conversion killed at
+any moment leaves part files only; the next run continues after the last output written. Relative errors are kept in a
+journal beside the parts, so that a resumed conversion reports all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smoe_cli import _core
+from smoe_cli.convert.matrix import Matrix
+from smoe_cli.convert.plan import PARTS, ExpertOut, Plan, TensorOut
+from smoe_cli.convert.safetensors import FileReader
+from smoe_cli.errors import SmoeError, from_core
+
+IN_FLIGHT_BYTES = 256 << 20
+CHUNK_VALUES = 2 << 20
+WORKER_BYTES_PER_VALUE = 24  # source, float32, encoded, decoded, difference
+WORKERS_BYTES = 512 << 20
+PANEL_ROWS = 16
+
+Progress = Callable[[int], None]  # source bytes done since the last call
+
+
+@dataclass
+class Errors:
+    """Relative errors, |decoded - source| over |source|, of every output: the trunk by name, records by (layer, expert)."""
+
+    tensors: dict[str, float] = field(default_factory=dict)
+    records: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def per_layer(self) -> dict[str, dict[str, dict[str, float | int]]]:
+        """The manifest's ``expert_errors``: mean, largest and worst expert of each part of each layer."""
+        layers: dict[int, dict[int, list[float]]] = {}
+        for (layer, expert), values in self.records.items():
+            layers.setdefault(layer, {})[expert] = values
+        found: dict[str, dict[str, dict[str, float | int]]] = {}
+        for layer, experts in sorted(layers.items()):
+            found[str(layer)] = {}
+            for part, name in enumerate(PARTS):
+                worst = max(sorted(experts), key=lambda expert: experts[expert][part])
+                mean = sum(values[part] for values in experts.values()) / len(experts)
+                found[str(layer)][name] = {"mean": mean, "max": experts[worst][part], "worst_expert": worst}
+        return found
+
+    def worst(self, count: int = 5) -> list[tuple[str, float]]:
+        """The largest relative errors and where they are."""
+        every = list(self.tensors.items())
+        for (layer, expert), values in self.records.items():
+            every += [(f"layers.{layer}.experts.{expert}.{part}", value) for part, value in zip(PARTS, values, strict=True)]
+        return sorted((item for item in every if item[1] > 0), key=lambda item: -item[1])[:count]
+
+
+class Journal:
+    """Errors of the outputs written so far, one JSON line each; the last line of a name counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.errors = Errors()
+        if path.is_file():
+            for line in path.read_text("utf-8").splitlines():
+                self._load(line)
+
+    def _load(self, line: str) -> None:
+        try:
+            key, value = json.loads(line)
+        except ValueError:
+            return  # cut by a kill; that output is measured again
+        if isinstance(key, str):
+            self.errors.tensors[key] = value
+        else:
+            self.errors.records[key[0], key[1]] = value
+
+    def add(self, key: str | tuple[int, int], value: float | list[float]) -> None:
+        line = json.dumps([key, value])
+        self._load(line)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+@dataclass
+class _Piece:
+    """One matrix of an output: where its bytes go in the output's buffer."""
+
+    name: str
+    matrix: Matrix
+    encoding: str
+    layout: str
+    offset: int
+
+
+@dataclass
+class _InFlight:
+    out: TensorOut | ExpertOut
+    write: bool
+    buffer: NDArray[np.uint8]
+    futures: list[tuple[int, Future[tuple[float, float]]]]  # (piece, (squared error, squared norm))
+
+
+def _pieces(out: TensorOut | ExpertOut) -> list[_Piece]:
+    if isinstance(out, TensorOut):
+        return [_Piece(out.name, out.source, out.encoding, out.layout, 0)]
+    return [
+        _Piece(f"layers.{out.layer}.experts.{out.expert}.{name}", matrix, encoding, "panel16", offset)
+        for name, matrix, encoding, offset in zip(PARTS, out.parts, out.encodings, out.offsets, strict=True)
+    ]
+
+
+def _chunks(piece: _Piece, values: int) -> Iterator[tuple[int, int]]:
+    """Row ranges of whole panels of about ``values`` values; a transposed source is read in one go."""
+    rows = piece.matrix.rows
+    step = max(PANEL_ROWS, values // piece.matrix.cols // PANEL_ROWS * PANEL_ROWS)
+    step = rows if piece.matrix.transposed else step
+    return ((start, min(rows, start + step)) for start in range(0, rows, max(1, step)))
+
+
+def _encode_chunk(
+    reader: FileReader, piece: _Piece, buffer: NDArray[np.uint8], start: int, stop: int, progress: Progress
+) -> tuple[float, float]:
+    """Encode rows [start, stop) into their place in the buffer; the squared error and the squared norm."""
+    rows, cols = stop - start, piece.matrix.cols
+    values = np.ascontiguousarray(piece.matrix.read(reader, start, stop))
+    norm = _squared_norm(piece, values, start)
+    try:
+        encoded = _core.encode(piece.encoding, values)
+        decoded = _core.decode(piece.encoding, encoded, rows, cols)
+        stored = encoded if piece.layout == "rows" else _core.pack(piece.encoding, encoded, rows, cols)
+    except _core.CoreError as error:
+        raise SmoeError(f"{piece.matrix.tensor.name}: {error}", getattr(error, "hint", "")) from error
+    offset = piece.offset + int(_core.stored_bytes(piece.encoding, piece.layout, start, cols)) if start else piece.offset
+    buffer[offset : offset + len(stored)] = np.frombuffer(stored, np.uint8)
+    difference = (decoded - values).reshape(-1)
+    error = float(np.dot(difference, difference))
+    if not math.isfinite(error):
+        raise SmoeError(f"{piece.matrix.tensor.name} has values that {piece.encoding} cannot hold", "choose another encoding for it")
+    progress(rows * cols * piece.matrix.tensor.itemsize)
+    return error, norm
+
+
+def _squared_norm(piece: _Piece, values: NDArray[np.float32], start: int) -> float:
+    flat = values.reshape(-1)
+    norm = float(np.dot(flat, flat))
+    if math.isfinite(norm):
+        return norm
+    bad = np.flatnonzero(~np.isfinite(flat))
+    if bad.size:
+        row, col = divmod(int(bad[0]), piece.matrix.cols)
+        where = f"[{start + row}, {col}] of {piece.name}"
+        raise SmoeError(f"{piece.matrix.tensor.name} holds {flat[bad[0]]} at {where}", "the checkpoint is damaged; download it again")
+    wide = flat.astype(np.float64)
+    return float(np.dot(wide, wide))
+
+
+class VaultWrite:
+    """One conversion: the part files, what is already in them, and the pool that makes the rest."""
+
+    def __init__(self, plan: Plan, reader: FileReader, out_dir: Path, stem: str, fingerprint: str, jobs: int) -> None:
+        self.plan, self.reader, self.jobs = plan, reader, jobs
+        self.out_dir, self.stem = out_dir, stem
+        trunk = [(t.name, *_st_entry(t), t.nbytes) for t in plan.tensors]
+        try:
+            self.writer = _core.VaultWriter(str(out_dir), stem, fingerprint, plan.layers(), trunk, True)
+        except _core.CoreError as error:
+            raise from_core(error) from error
+        self.journal = Journal(journal_path(out_dir, stem))
+        self.done_records = {(int(layer), int(expert)) for layer, expert in self.writer.done_records()}
+        self.done_tensors = set(self.writer.done_tensors())
+
+    @property
+    def resumed(self) -> bool:
+        return bool(self.done_records or self.done_tensors)
+
+    def todo(self) -> list[tuple[TensorOut | ExpertOut, bool]]:
+        """(output, write it): what is written but was not measured is only measured."""
+        errors = self.journal.errors
+        found: list[tuple[TensorOut | ExpertOut, bool]] = []
+        for tensor in self.plan.tensors:
+            if tensor.name not in self.done_tensors or tensor.name not in errors.tensors:
+                found.append((tensor, tensor.name not in self.done_tensors))
+        for record in self.plan.experts:
+            written = (record.moe_layer, record.expert) in self.done_records
+            if not written or (record.layer, record.expert) not in errors.records:
+                found.append((record, not written))
+        return found
+
+    def run(self, progress: Progress) -> Errors:
+        """Encode and write everything that is not there yet. Interrupted, the parts stay and the next run continues."""
+        pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="encode")
+        flight: deque[_InFlight] = deque()
+        held = 0
+        try:
+            for out, write in self.todo():
+                while flight and held + out.nbytes > IN_FLIGHT_BYTES:
+                    held -= self._complete(flight.popleft())
+                flight.append(self._start(pool, out, write, progress))
+                held += out.nbytes
+            while flight:
+                self._complete(flight.popleft())
+        except _core.CoreError as error:
+            raise from_core(error) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        return self.journal.errors
+
+    def _start(self, pool: ThreadPoolExecutor, out: TensorOut | ExpertOut, write: bool, progress: Progress) -> _InFlight:
+        buffer = np.zeros(out.nbytes, np.uint8)
+        values = min(CHUNK_VALUES, WORKERS_BYTES // (self.jobs * WORKER_BYTES_PER_VALUE))
+        futures = [
+            (index, pool.submit(_encode_chunk, self.reader, piece, buffer, start, stop, progress))
+            for index, piece in enumerate(_pieces(out))
+            for start, stop in _chunks(piece, values)
+        ]
+        return _InFlight(out, write, buffer, futures)
+
+    def _complete(self, item: _InFlight) -> int:
+        """Wait for an output's chunks, note its errors, write it. Returns the bytes it held."""
+        out = item.out
+        sums = [[0.0, 0.0] for _ in _pieces(out)]
+        for index, future in item.futures:
+            error, norm = future.result()
+            sums[index][0] += error
+            sums[index][1] += norm
+        errors = [float(f"{math.sqrt(error / norm):.4g}") if norm else 0.0 for error, norm in sums]
+        if isinstance(out, TensorOut):
+            self.journal.add(out.name, errors[0])
+            if item.write:
+                self.writer.write_tensor(out.name, item.buffer)
+        else:
+            self.journal.add((out.layer, out.expert), errors)
+            if item.write:
+                self.writer.write_record(out.moe_layer, out.expert, item.buffer)
+        return out.nbytes
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        """Put the manifest in and everything into place: the vault exists from here on."""
+        try:
+            self.writer.finish(json.dumps(manifest, ensure_ascii=False))
+        except _core.CoreError as error:
+            raise from_core(error) from error
+        self.journal.path.unlink(missing_ok=True)
+
+
+def _st_entry(tensor: TensorOut) -> tuple[str, list[int]]:
+    """dtype and shape of a trunk tensor in the scout: plain ones as they are, quantised ones as bytes."""
+    plain = {"f32": "F32", "f16": "F16", "bf16": "BF16"}.get(tensor.encoding)
+    return (plain, list(tensor.shape)) if plain else ("U8", [tensor.nbytes])
+
+
+def journal_path(out_dir: Path, stem: str) -> Path:
+    return out_dir / f"{stem}.errors.part"
+
+
+def discard(out_dir: Path, stem: str) -> None:
+    """Remove the part files of an earlier conversion."""
+    try:
+        _core.discard_parts(str(out_dir), stem)
+    except _core.CoreError as error:
+        raise from_core(error) from error
+    journal_path(out_dir, stem).unlink(missing_ok=True)
