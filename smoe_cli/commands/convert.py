@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from smoe_cli import console, settings
+from smoe_cli.convert.plan import Fallback
 from smoe_cli.convert.run import Job, Options, convert, prepare, report
-from smoe_cli.units import bytes_text
+from smoe_cli.sizes import show
 
 REPORT_EVERY_S = 5.0
 
@@ -28,10 +31,10 @@ class TerminalUi:
     def planned(self, job: Job) -> None:
         plan = job.plan
         console.say(f"{job.stem}: {plan.arch.family}, {len(plan.arch.layers)} layers, {len(plan.experts)} experts")
-        for fallback in plan.fallbacks:
-            console.say(f"  {fallback.name}: rows of {fallback.cols} do not divide for {fallback.wanted}: {fallback.used}")
+        for line in _fallback_lines(plan.fallbacks):
+            console.say(f"  {line}")
         console.say(
-            f"  output {bytes_text(job.output_bytes)}: experts {bytes_text(plan.records_bytes)}, trunk {bytes_text(plan.trunk_bytes)}"
+            f"  output {show(job.output_bytes)}: experts {show(plan.records_bytes)}, trunk {show(plan.trunk_bytes)}"
         )
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
@@ -44,15 +47,28 @@ class TerminalUi:
         console.say(f"  {done_bytes / total_bytes:.0%}  {rate / 1e6:.0f} MB/s  {left:.0f} s left")
 
 
+def _fallback_lines(fallbacks: list[Fallback]) -> list[str]:
+    """One line for all layers that share a tensor's name."""
+    groups = Counter((re.sub(r"^layers\.\d+", "layers.*", f.name), f.cols, f.wanted, f.used) for f in fallbacks)
+    return [
+        f"{name}: rows of {cols} do not divide for {wanted}, stored as {used} ({count})"
+        for (name, cols, wanted, used), count in groups.items()
+    ]
+
+
 def command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint folder (safetensors).")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder of vaults.")] = None,
-    name: Annotated[str, typer.Option("--name", help="Id of the vault; SRC's name and the quantisation by default.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Id of the vault; SRC's name and the quantisation by default.")
+    ] = "",
     quant: Annotated[str, typer.Option("--quant", help="q4 q6 q8 source, or one encoding for every matrix.")] = "q4",
     role: Annotated[list[str] | None, typer.Option("--role", help="ROLE=ENCODING, may be repeated.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Threads; every CPU by default.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and sizes only; nothing is written.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh/--resume", help="Start over, or continue what was interrupted.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh/--resume", help="Start over, or continue what was interrupted.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON value on stdout.")] = False,
 ) -> None:
     options = Options(source, out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)

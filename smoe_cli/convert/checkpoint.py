@@ -1,4 +1,4 @@
-"""A checkpoint folder as a set of checked tensors: config, index and shards reconciled before anything is read or written.
+"""A checkpoint folder as a set of checked tensors: config, index and shards reconciled before anything is read.
 
 The shard headers are the truth. Only files that the index names (or the single default file) are read.
 """
@@ -25,7 +25,7 @@ SAMPLE_BYTES = 4096
 
 @dataclass
 class Checkpoint:
-    """``tensors`` holds the weights by name; ``scales`` the block scales by the name of the weight that they belong to."""
+    """``tensors`` holds the weights by name; ``scales`` the block scales by the name of their weight."""
 
     folder: Path
     config: dict[str, Any]
@@ -126,7 +126,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _require_checkpoint(folder: Path) -> None:
     """One line on what was looked for, when the folder holds something else or nothing (exit 2)."""
     if folder.is_file() and folder.suffix == ".gguf":
-        raise UnsupportedError(f"{folder} is a GGUF file: converting from GGUF is not supported yet", "give a safetensors folder")
+        raise UnsupportedError(
+            f"{folder} is a GGUF file: GGUF is not supported as a source yet", "give a safetensors folder"
+        )
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a checkpoint folder with config.json and *.safetensors")
     present = {path.name for path in folder.iterdir()}
@@ -134,11 +136,17 @@ def _require_checkpoint(folder: Path) -> None:
     if "config.json" in present and (SINGLE in present or INDEX in present):
         return
     if {"adapter_config.json", "adapter_model.safetensors"} & present:
-        raise UsageError(f"{folder} holds an adapter only; looked for {looked}", "merge the adapter into its base model first")
+        raise UsageError(
+            f"{folder} holds an adapter only; looked for {looked}", "merge the adapter into its base model first"
+        )
     if any(fnmatchcase(name, "*.bin") or fnmatchcase(name, "*.pth") for name in present):
-        raise UsageError(f"{folder} holds pickled weights (.bin) only; looked for {looked}", "save it as safetensors first")
+        raise UsageError(
+            f"{folder} holds pickled weights (.bin) only; looked for {looked}", "save it as safetensors first"
+        )
     if any(name.endswith(".gguf") for name in present):
-        raise UnsupportedError(f"{folder} holds GGUF files: converting from GGUF is not supported yet; looked for {looked}")
+        raise UnsupportedError(
+            f"{folder} holds GGUF files, which are not supported as a source yet; looked for {looked}"
+        )
     what = "is empty" if not present else "is not a checkpoint"
     raise UsageError(f"{folder} {what}; looked for {looked}", "give a Hugging Face checkpoint folder")
 
@@ -185,7 +193,8 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _refuse_missing(folder: Path, missing: list[str], weight_map: dict[str, str], optional: tuple[str, ...]) -> None:
     """A missing file is an error unless everything that the index has in it is optional; one error lists them all."""
     needed = [
-        file for file in missing
+        file
+        for file in missing
         if any(not _matches(name, optional) for name, where in weight_map.items() if where == file)
     ]
     if needed:
@@ -199,16 +208,21 @@ def _notice_missing(checkpoint: Checkpoint, missing: list[str], weight_map: dict
         checkpoint.notices.append(f"{file} is not there: {len(names)} optional tensors are left out ({_some(names)})")
 
 
-def _reconcile(checkpoint: Checkpoint, weight_map: dict[str, str], missing: list[str], optional: tuple[str, ...]) -> None:
+def _reconcile(
+    checkpoint: Checkpoint, weight_map: dict[str, str], missing: list[str], optional: tuple[str, ...]
+) -> None:
     """Index and shard headers must name the same tensors, both ways."""
     if not weight_map:
         return
     absent = {
-        name for name, where in weight_map.items()
+        name
+        for name, where in weight_map.items()
         if name not in checkpoint.tensors and where not in missing and not _matches(name, optional)
     }
     unlisted = set(checkpoint.tensors) - set(weight_map)
-    moved = {n for n, where in weight_map.items() if n in checkpoint.tensors and checkpoint.tensors[n].path.name != where}
+    moved = {
+        n for n, where in weight_map.items() if n in checkpoint.tensors and checkpoint.tensors[n].path.name != where
+    }
     parts = []
     if absent:
         parts.append(f"no shard holds {_some(absent)}")
@@ -242,7 +256,9 @@ def _split_scales(checkpoint: Checkpoint) -> None:
             raise UnsupportedError(f"{name} is fp8 without block scales ({name}{SCALE_SUFFIX}), which is not supported")
         expected = (*tensor.shape[:-2], -(-tensor.shape[-2] // rows), -(-tensor.shape[-1] // cols))
         if len(tensor.shape) < 2 or scale.shape != expected or scale.dtype not in ("F32", "BF16", "F16"):
-            raise CorruptError(f"{scale.name} is {scale.dtype} {list(scale.shape)}, expected {list(expected)} for blocks of {rows}x{cols}")
+            raise CorruptError(
+                f"{scale.name} is {scale.dtype} {list(scale.shape)}, expected {list(expected)} for {rows}x{cols} blocks"
+            )
 
 
 def _some(names: object, most: int = 8) -> str:

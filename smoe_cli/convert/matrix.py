@@ -1,6 +1,7 @@
 """A logical matrix [rows, cols] inside a checkpoint: a whole tensor, one expert of a fused one, either orientation.
 
-``read`` gives rows as float32, exactly; memory is the rows asked for, or one expert's slab where it is stored transposed.
+``read`` gives rows as float32, exactly; memory is the rows asked for, or one expert's slab where that is stored
+transposed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Matrix:
         raw = reader.read(self.tensor.path, self._slab_offset(), self.cols * width * self.tensor.itemsize)
         begin, end = self.first + start, self.first + stop
         stored = raw.view(f"V{self.tensor.itemsize}").reshape(self.cols, width)[:, begin:end]
-        values = to_float32(np.ascontiguousarray(stored).view(np.uint8).reshape(-1), self.dtype).reshape(self.cols, end - begin)
+        values = to_float32(np.ascontiguousarray(stored).view(np.uint8).reshape(-1), self.dtype).reshape(
+            self.cols, end - begin
+        )
         if self.scale is not None:
             values = values * self._scales(reader, 0, self.cols, begin, end)
         return np.ascontiguousarray(values.T)

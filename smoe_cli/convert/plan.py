@@ -1,5 +1,6 @@
-"""What a conversion will write, decided before a byte is written: every output with its source, encoding and size; every
-source tensor used exactly once, left out for a stated reason, or an error. Pure: reads headers, no data.
+"""What a conversion will write, decided before a byte is written: every output with its source, encoding and size;
+every source tensor used exactly once, left out for a stated reason, or an error. Works on headers (one look at data: whether a
+stored head equals the embedding that it is tied to).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Plan:
 
 
 def make_plan(checkpoint: Checkpoint, quant: str, roles: dict[str, str]) -> Plan:
-    """The plan of a conversion. UsageError / UnsupportedError name the tensors that do not fit the family or its config."""
+    """The plan of a conversion. UsageError names the tensors that do not fit the family or its config."""
     family, config = checkpoint.family, checkpoint.config
     arch = resolve(family, config)
     notices = [*checkpoint.notices, *arch.notices]
@@ -111,7 +112,9 @@ def _resolve_head(checkpoint: Checkpoint, arch: Arch, roles: dict[str, str], not
         if _same_bytes(checkpoint, present, checkpoint.tensors.get(embed)):
             del checkpoint.tensors[head]
             return arch
-        notices.append(f"config.json ties the head to the embedding, but {head} differs from {embed}: the stored head is used")
+        notices.append(
+            f"config.json ties the head to the embedding, but {head} differs from {embed}: the stored head is used"
+        )
         return replace(arch, tied_head=False)
     if present is None:
         raise UsageError(
@@ -172,7 +175,9 @@ class _Builder:
         keeps_rows = is_plain(encoding) or (needed.role == "embed" and not self.arch.tied_head)
         layout = "rows" if keeps_rows else "panel16"
         nbytes = int(_core.stored_bytes(encoding, layout, rows, cols))
-        return TensorOut(needed.name, needed.role, needed.shape, self.matrix(tensor, rows, cols), encoding, layout, nbytes)
+        return TensorOut(
+            needed.name, needed.role, needed.shape, self.matrix(tensor, rows, cols), encoding, layout, nbytes
+        )
 
     def wanted(self, needed: TrunkTensor) -> str:
         if needed.role == "embed" and self.arch.tied_head and self.roles["head"] != self.roles["embed"]:
@@ -230,7 +235,9 @@ class _Builder:
             found.append(self.matrix(tensor, *shape))
         return found[0], found[1], found[2]
 
-    def _fused(self, index: int, gate_up_name: str, down_name: str, square_is: str) -> list[tuple[Matrix, Matrix, Matrix]]:
+    def _fused(
+        self, index: int, gate_up_name: str, down_name: str, square_is: str
+    ) -> list[tuple[Matrix, Matrix, Matrix]]:
         ffn, hidden = self.arch.layers[index].ffn, self.arch.hidden
         width = ffn.expert_width
         gate_up = self.take(gate_up_name, f"gate and up of layer {index}")
@@ -258,11 +265,15 @@ class _Builder:
                 f"{len(unknown)} tensors of the checkpoint have no place in family {self.family.name}: {listed}",
                 "the model is of another make than its config.json says, or the family file lacks their names",
             )
-        return [f"left out, several tokens ahead are not predicted: {len(skipped)} tensors ({skipped[0]} ...)"] if skipped else []
+        return (
+            [f"left out, several tokens ahead are not predicted: {len(skipped)} tensors ({skipped[0]} ...)"]
+            if skipped
+            else []
+        )
 
 
 def _orientation(tensor: SourceTensor, experts: int, rows: int, cols: int, square_is: str) -> bool:
-    """Whether a fused tensor is stored [experts, in, out]: from its shape, and the family's rule where that is square."""
+    """Whether a fused tensor is stored [experts, in, out]: by its shape, or the family's rule where that is square."""
     if tensor.shape == (experts, rows, cols) == (experts, cols, rows):
         return square_is == "in_out"
     if tensor.shape == (experts, rows, cols):
@@ -270,5 +281,6 @@ def _orientation(tensor: SourceTensor, experts: int, rows: int, cols: int, squar
     if tensor.shape == (experts, cols, rows):
         return True
     raise UsageError(
-        f"{tensor.name} has shape {list(tensor.shape)}, config.json says {[experts, rows, cols]} or {[experts, cols, rows]}"
+        f"{tensor.name} has shape {list(tensor.shape)}, "
+        f"config.json says {[experts, rows, cols]} or {[experts, cols, rows]}"
     )

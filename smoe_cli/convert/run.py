@@ -95,10 +95,14 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
     if options.fresh:
         discard(options.out_dir, job.stem)
     source = {"fingerprint": fingerprint, "kind": "safetensors", "bytes": checkpoint.source_bytes, "stamp": stamp}
-    write = VaultWrite(plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options))
+    write = VaultWrite(
+        plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options)
+    )
     _require_room(job, write)
     if write.resumed:
-        ui.notice(f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already")
+        ui.notice(
+            f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already"
+        )
     done = 0
 
     def progress(more: int) -> None:
@@ -109,9 +113,9 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
     errors = write.run(progress)
     tokenizer = tok.write_files(job.files, options.out_dir, job.stem)
     crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in plan.tensors}
-    manifest = build_manifest(plan, job.stem, source, tokenizer, job.files, dict(write.writer.scout_info()), crcs, errors)
-    job.vault.unlink(missing_ok=True)
-    tok.commit_files(options.out_dir, job.stem)
+    manifest = build_manifest(
+        plan, job.stem, source, tokenizer, job.files, dict(write.writer.scout_info()), crcs, errors
+    )
     write.finish(manifest)
     seconds = time.monotonic() - start
     return report(job) | {
@@ -151,7 +155,12 @@ def _jobs(options: Options) -> int:
 def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:
     """Source, options and converter: part files made from anything else are refused."""
     plan = job.plan
-    parts = [source, __version__, [(t.name, t.encoding, t.layout) for t in plan.tensors], sorted(plan.encodings().items())]
+    parts = [
+        source,
+        __version__,
+        [(t.name, t.encoding, t.layout) for t in plan.tensors],
+        sorted(plan.encodings().items()),
+    ]
     return "sha256:" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,7 +173,9 @@ def _require_target(job: Job) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise SmoeError(f"{folder} cannot be written to: {error.strerror}", "choose another folder with --out") from error
+        raise SmoeError(
+            f"{folder} cannot be written to: {error.strerror}", "choose another folder with --out"
+        ) from error
 
 
 def _require_room(job: Job, write: VaultWrite) -> None:

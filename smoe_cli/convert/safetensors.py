@@ -1,6 +1,6 @@
-"""Reading safetensors files: headers, checked against the file's size, and parts of tensors, without holding a file in memory.
+"""Reading safetensors files: headers, checked against the file's size, and parts of tensors, never a whole file.
 
-A file is u64 header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data. Only the bytes asked for are read.
+A file is u64 header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
 """
 
 from __future__ import annotations
@@ -18,10 +18,22 @@ from numpy.typing import NDArray
 
 from smoe_cli.errors import CorruptError, UnsupportedError
 
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2}
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+}
 DTYPE_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 WEIGHT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3")
 MAX_HEADER_BYTES = 256 << 20
+AGAIN = "download it again"
 
 
 @dataclass(frozen=True)
@@ -46,18 +58,19 @@ def read_header(path: Path) -> tuple[dict[str, SourceTensor], bytes]:
     with path.open("rb") as file:
         start = file.read(8)
         if len(start) < 8:
-            raise CorruptError(f"{path.name} is {size} bytes long, too short for a safetensors file", "download it again")
+            raise CorruptError(f"{path.name} is {size} bytes long, too short for a safetensors file", AGAIN)
         (length,) = struct.unpack("<Q", start)
         if length > MAX_HEADER_BYTES:
-            raise CorruptError(f"{path.name} is not a safetensors file: its header would be {length} bytes", "download it again")
+            raise CorruptError(f"{path.name} is not a safetensors file: its header would be {length} bytes", AGAIN)
         if 8 + length > size:
             raise _cut(path, size, 8 + length)
         raw = file.read(length)
     try:
         entries = json.loads(raw)
-        tensors = {name: _entry(path, 8 + length, name, entry) for name, entry in entries.items() if name != "__metadata__"}
+        entries.pop("__metadata__", None)
+        tensors = {name: _entry(path, 8 + length, name, entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"{path.name}: its safetensors header cannot be read: {error}", "download it again") from error
+        raise CorruptError(f"{path.name}: its safetensors header cannot be read: {error}", AGAIN) from error
     end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=8 + length)
     if end > size:
         raise _cut(path, size, end)
@@ -65,7 +78,7 @@ def read_header(path: Path) -> tuple[dict[str, SourceTensor], bytes]:
 
 
 def _cut(path: Path, there: int, expected: int) -> CorruptError:
-    return CorruptError(f"{path.name} is cut short: {there} bytes there, {expected} bytes expected", "download it again")
+    return CorruptError(f"{path.name} is cut short: {there} bytes there, {expected} bytes expected", AGAIN)
 
 
 def _entry(path: Path, base: int, name: str, entry: dict[str, object]) -> SourceTensor:
@@ -92,7 +105,7 @@ class FileReader:
     def read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Exactly ``nbytes`` bytes. CorruptError if the file ends before."""
         out = np.empty(nbytes, np.uint8)
-        view, done = memoryview(out), 0
+        view, done = memoryview(out.data), 0
         descriptor = self._descriptor(path)
         while done < nbytes:
             count = os.preadv(descriptor, [view[done : done + (1 << 30)]], offset + done)

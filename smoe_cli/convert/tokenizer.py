@@ -4,7 +4,6 @@ defaults, and the checks that the template and the tokenizer belong together."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -15,8 +14,14 @@ from smoe_cli.convert.checkpoint import read_json
 from smoe_cli.errors import SmoeError, UsageError
 
 COPIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
 )
 TEMPLATE = "chat_template.jinja"
 GENERATION_KEYS = {"temperature": float, "top_p": float, "top_k": int, "repetition_penalty": float}
@@ -39,7 +44,7 @@ class TokenizerFiles:
 
 
 def collect(folder: Path, config: dict[str, Any], default_template: Path | None) -> TokenizerFiles:
-    """Read the tokenizer side of a checkpoint folder. A checkpoint without one is allowed: its vault works on ids only."""
+    """Read the tokenizer side of a checkpoint folder. Without one, the vault works on ids only."""
     files = TokenizerFiles({name: folder / name for name in COPIED if (folder / name).is_file()})
     settings = read_json(folder / "tokenizer_config.json") if "tokenizer_config.json" in files.sources else {}
     generation = read_json(folder / "generation_config.json") if "generation_config.json" in files.sources else {}
@@ -125,7 +130,7 @@ def part_dir(out_dir: Path, stem: str) -> Path:
 
 
 def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> dict[str, Any]:
-    """Copy the files to a part folder; the manifest's ``tokenizer`` entry. ``commit_files`` puts them into place."""
+    """Copy the files to a part folder; the manifest's ``tokenizer`` entry. The writer's ``finish`` puts them into place."""
     part = part_dir(out_dir, stem)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -143,21 +148,9 @@ def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> dict[str, An
     return {"files": entries, "template_sha256": template}
 
 
-def commit_files(out_dir: Path, stem: str) -> None:
-    """Replace ``<stem>.tokenizer`` by the part folder. Call with no ``<stem>.smoe`` there, so that no mixture ever lists."""
-    final = out_dir / f"{stem}.tokenizer"
-    shutil.rmtree(final, ignore_errors=True)
-    try:
-        os.rename(part_dir(out_dir, stem), final)
-    except OSError as error:
-        raise SmoeError(f"{final} cannot be written: {error}") from error
-
-
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-

@@ -1,8 +1,8 @@
 """Writing a vault from a plan: rows are read, encoded and packed by a pool of threads, outputs written in order.
 
-Memory: outputs in flight (at most ``IN_FLIGHT_BYTES``, or one output) and one chunk of rows per thread. A conversion killed at
-any moment leaves part files only; the next run continues after the last output written. Relative errors are kept in a
-journal beside the parts, so that a resumed conversion reports all of them.
+Memory: outputs in flight (at most ``IN_FLIGHT_BYTES``, or one output) and one chunk of rows per thread. A conversion
+killed at any moment leaves part files only; the next run continues with what is not written yet. Relative errors are kept
+in a journal beside the parts, so that a resumed conversion reports all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Progress = Callable[[int], None]  # source bytes done since the last call
 
 @dataclass
 class Errors:
-    """Relative errors, |decoded - source| over |source|, of every output: the trunk by name, records by (layer, expert)."""
+    """Relative errors, |decoded - source| / |source|, of the trunk by name and of records by (layer, expert)."""
 
     tensors: dict[str, float] = field(default_factory=dict)
     records: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -59,7 +59,9 @@ class Errors:
         """The largest relative errors and where they are."""
         every = list(self.tensors.items())
         for (layer, expert), values in self.records.items():
-            every += [(f"layers.{layer}.experts.{expert}.{part}", value) for part, value in zip(PARTS, values, strict=True)]
+            every += [
+                (f"layers.{layer}.experts.{expert}.{part}", value) for part, value in zip(PARTS, values, strict=True)
+            ]
         return sorted((item for item in every if item[1] > 0), key=lambda item: -item[1])[:count]
 
 
@@ -139,14 +141,16 @@ def _encode_chunk(
         stored = encoded if piece.layout == "rows" else _core.pack(piece.encoding, encoded, rows, cols)
     except _core.CoreError as error:
         raise SmoeError(f"{piece.matrix.tensor.name}: {error}", getattr(error, "hint", "")) from error
-    offset = piece.offset + int(_core.stored_bytes(piece.encoding, piece.layout, start, cols)) if start else piece.offset
+    before = int(_core.stored_bytes(piece.encoding, piece.layout, start, cols)) if start else 0
+    offset = piece.offset + before
     buffer[offset : offset + len(stored)] = np.frombuffer(stored, np.uint8)
     difference = (decoded - values).reshape(-1)
-    error = float(np.dot(difference, difference))
-    if not math.isfinite(error):
-        raise SmoeError(f"{piece.matrix.tensor.name} has values that {piece.encoding} cannot hold", "choose another encoding for it")
+    squared = float(np.dot(difference, difference))
+    if not math.isfinite(squared):
+        name = piece.matrix.tensor.name
+        raise SmoeError(f"{name} has values that {piece.encoding} cannot hold", "choose another encoding for it")
     progress(rows * cols * piece.matrix.tensor.itemsize)
-    return error, norm
+    return squared, norm
 
 
 def _squared_norm(piece: _Piece, values: NDArray[np.float32], start: int) -> float:
@@ -158,7 +162,8 @@ def _squared_norm(piece: _Piece, values: NDArray[np.float32], start: int) -> flo
     if bad.size:
         row, col = divmod(int(bad[0]), piece.matrix.cols)
         where = f"[{start + row}, {col}] of {piece.name}"
-        raise SmoeError(f"{piece.matrix.tensor.name} holds {flat[bad[0]]} at {where}", "the checkpoint is damaged; download it again")
+        name = piece.matrix.tensor.name
+        raise SmoeError(f"{name} holds {flat[bad[0]]} at {where}", "the checkpoint is damaged; download it again")
     wide = flat.astype(np.float64)
     return float(np.dot(wide, wide))
 
@@ -214,7 +219,9 @@ class VaultWrite:
             pool.shutdown(wait=True, cancel_futures=True)
         return self.journal.errors
 
-    def _start(self, pool: ThreadPoolExecutor, out: TensorOut | ExpertOut, write: bool, progress: Progress) -> _InFlight:
+    def _start(
+        self, pool: ThreadPoolExecutor, out: TensorOut | ExpertOut, write: bool, progress: Progress
+    ) -> _InFlight:
         buffer = np.zeros(out.nbytes, np.uint8)
         values = min(CHUNK_VALUES, WORKERS_BYTES // (self.jobs * WORKER_BYTES_PER_VALUE))
         futures = [

@@ -1,4 +1,4 @@
-"""From a family and a config.json to numbers: the architecture as the vault's manifest states it, and the trunk tensors its
+"""From a family and a config.json to numbers: the architecture as the manifest states it, and the trunk tensors its
 blocks need. Refuses what no block can compute. Pure: reads nothing but its arguments."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TrunkTensor:
 
 
 class _Numbers:
-    """Reads a family's keys from a config, nested ``text_config`` included; announces documented defaults that it takes."""
+    """Reads a family's keys from a config, nested ``text_config`` included."""
 
     def __init__(self, family: Family, config: dict[str, Any]) -> None:
         self.family = family
@@ -104,24 +104,30 @@ class _Numbers:
         if key.default_from == "hidden/heads":
             hidden, heads = self.integer("hidden"), self.integer("heads")
             if hidden % heads:
-                raise UsageError(f"config.json states no {key.keys[0]}, and hidden {hidden} does not divide by {heads} heads")
+                raise UsageError(
+                    f"config.json states no {key.keys[0]}; hidden {hidden} does not divide by {heads} heads"
+                )
             return hidden // heads
         if key.has_default:
             return key.default
-        raise UsageError(f"config.json states no {' or '.join(key.keys)}", f"family {self.family.name} needs it for {name}")
+        names = " or ".join(key.keys)
+        raise UsageError(f"config.json states no {names}", f"family {self.family.name} needs it for {name}")
+
+    def key(self, name: str) -> str:
+        return self.family.config[name].keys[0]
 
     def integer(self, name: str, least: int = 1) -> int:
         value = self.raw(name)
         if value is None:
             return 0
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LIMIT:
-            raise UsageError(f"config.json: {self.family.config[name].keys[0]} is {value!r}, expected {least} to {LIMIT}")
+            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected {least} to {LIMIT}")
         return value
 
     def flag(self, name: str) -> bool:
         value = self.raw(name)
         if value is not None and not isinstance(value, bool):
-            raise UsageError(f"config.json: {self.family.config[name].keys[0]} is {value!r}, expected true or false")
+            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected true or false")
         return bool(value)
 
     def number(self, name: str) -> float:
@@ -129,18 +135,18 @@ class _Numbers:
         if value is None:
             return 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise UsageError(f"config.json: {self.family.config[name].keys[0]} is {value!r}, expected a number")
+            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected a number")
         return float(value)
 
     def integers(self, name: str) -> list[int]:
         value = self.raw(name) or []
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise UsageError(f"config.json: {self.family.config[name].keys[0]} is {value!r}, expected a list of numbers")
+            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected a list of numbers")
         return value
 
 
 def resolve(family: Family, config: dict[str, Any]) -> Arch:
-    """The architecture of a checkpoint. UsageError names a missing or absurd number, UnsupportedError what is not built."""
+    """The architecture of a checkpoint. UsageError names a missing or absurd number."""
     numbers = _Numbers(family, config)
     _refuse(family, numbers)
     layers = numbers.integer("layers")

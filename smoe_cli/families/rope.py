@@ -1,7 +1,7 @@
 """Rotary embeddings resolved into numbers: inverse frequencies (float32) and the scale of cos and sin.
 
-The formulas are those of the reference implementation (transformers, ``modeling_rope_utils``), in float32 where it computes
-in float32. Types: default, linear, dynamic (up to the original length, where it equals default), yarn, llama3.
+The formulas are those of the reference implementation (transformers, ``modeling_rope_utils``), in float32 as there.
+Types: default, linear, dynamic (up to the original length, where it equals default), yarn, llama3.
 """
 
 from __future__ import annotations

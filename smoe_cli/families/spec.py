@@ -1,4 +1,4 @@
-"""A model family is one TOML file in this folder: where its numbers stand in config.json, what its tensors are called, and
+"""A model family is one TOML file in this folder: where its numbers stand in config.json, what its tensors are called,
 which known blocks it is made of. This module is the schema and the loader; ``arch.py`` turns a family and a config into
 numbers. No family name appears in code.
 
@@ -7,7 +7,7 @@ Keys of a family file:
     name, model_types, architectures   how a checkpoint is recognised
     chat_template                      file in chat_templates/ for checkpoints that ship none (optional)
     [config]     our name = "config key", or { key = "k" | ["k1", "k2"], default = v | default_from = "rule", null = v }
-    [rope]       theta_default (only where the family has a documented one), partial (the family rotates a part of a head)
+    [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head)
     [attention]  block, qk_norm, bias (parts that have one where attention_bias is true), window_rule
     [moe]        normalize (where it is not a config key), shared_gate
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name; {L} is the layer
@@ -31,7 +31,19 @@ FOLDER = Path(__file__).parent
 WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer")
 QK_NORMS = ("none", "head", "full")
 DEFAULT_RULES = ("heads", "hidden/heads")
-_REQUIRED_CONFIG = ("hidden", "vocab", "layers", "max_positions", "norm_eps", "activation", "tied_head", "heads", "kv_heads", "head_dim")
+_REQUIRED_CONFIG = (
+    "hidden",
+    "vocab",
+    "layers",
+    "max_positions",
+    "norm_eps",
+    "activation",
+    "tied_head",
+    "heads",
+    "kv_heads",
+    "head_dim",
+)
+_REQUIRED = ("name", "model_types", "architectures", "config", "attention", "tensors")
 _TABLES = {"config", "rope", "attention", "moe", "tensors", "experts", "skip", "refuse"}
 _FIELDS = {"name", "model_types", "architectures", "chat_template"}
 
@@ -116,7 +128,7 @@ def parse_family(text: str, where: str) -> Family:
         raise SmoeError(f"{where}: {error}") from error
     if unknown := set(raw) - _TABLES - _FIELDS:
         raise SmoeError(f"{where}: unknown keys {', '.join(sorted(unknown))}")
-    if missing := [key for key in ("name", "model_types", "architectures", "config", "attention", "tensors") if key not in raw]:
+    if missing := [key for key in _REQUIRED if key not in raw]:
         raise SmoeError(f"{where}: missing {', '.join(missing)}")
     config = {name: _key(f"{where} [config] {name}", value) for name, value in raw["config"].items()}
     if missing := [name for name in _REQUIRED_CONFIG if name not in config]:

@@ -1,0 +1,150 @@
+"""Make a tiny random checkpoint of a family, for conformance tests: ``make_tiny_model.py FAMILY OUT [--seed N] ...``.
+
+Needs torch and transformers. Asymmetric sizes, grouped-query heads, expert width different from hidden, random biases,
+norm weights around one, and a real tokenizer (byte-level BPE, ChatML markers) trained on this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+HIDDEN = 256
+HEADS, KV_HEADS = 8, 2
+VOCAB = 320
+MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
+
+# What each family adds to the common sizes: the cases that its file has to get right.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "head_dim": 48},
+    "mistral": {"sliding_window": 24, "head_dim": 32},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    "qwen3": {"head_dim": 64, "attention_bias": True},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 128},
+    "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 160, "mlp_only_layers": [1], "norm_topk_prob": False},
+    "qwen3_moe": {**MOE, "head_dim": 48, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "clip_qkv": 1.5},
+}
+
+
+def common_config(layers: int, tied: bool) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 352,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+
+
+def make_model(family: str, seed: int, layers: int, tied: bool, extra: dict[str, Any]) -> Any:
+    """A model of the family with random weights; biases and norms included."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**common_config(layers, tied), **FAMILIES[family], **extra}
+    theta = settings.pop("rope_theta")
+    settings.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": theta})
+    torch.manual_seed(seed)
+    model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        AutoConfig.for_model(family, **settings)
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight") or "layernorm" in name:
+                weight.normal_(1.0, 0.2)
+            elif name.endswith(".bias"):
+                weight.normal_(0.0, 0.3)
+            elif "embed" in name or "lm_head" in name:
+                weight.normal_(0.0, 0.5)
+            else:
+                weight.normal_(0.0, 1.4 / weight.shape[-1] ** 0.5)
+    return model.float().eval()
+
+
+def write_tokenizer(out: Path) -> None:
+    """A byte-level BPE of VOCAB tokens with ChatML markers, trained on this very file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=MARKERS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text("utf-8")], trainer)
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 512,
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), "utf-8")
+    generation = {"eos_token_id": [2, 0], "temperature": 0.7, "top_p": 0.8, "top_k": 20, "do_sample": True}
+    (out / "generation_config.json").write_text(json.dumps(generation, indent=1), "utf-8")
+
+
+def make_tiny_model(
+    family: str,
+    out: Path,
+    seed: int = 0,
+    layers: int = 4,
+    tied: bool = False,
+    dtype: str = "float32",
+    shard_bytes: int = 50 << 30,
+    **extra: Any,
+) -> Path:
+    """Write the checkpoint folder ``out`` and return it. ``extra`` overrides keys of the family's config."""
+    import torch
+
+    model = make_model(family, seed, layers, tied, extra)
+    out.mkdir(parents=True, exist_ok=True)
+    model.to(getattr(torch, dtype)).save_pretrained(out, max_shard_size=shard_bytes)
+    write_tokenizer(out)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("family", choices=sorted(FAMILIES))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--tied", action="store_true", help="the head is the embedding")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--config", type=json.loads, default={}, help="JSON object of config keys to override")
+    arguments = parser.parse_args()
+    folder = make_tiny_model(
+        arguments.family,
+        arguments.out,
+        arguments.seed,
+        arguments.layers,
+        arguments.tied,
+        arguments.dtype,
+        **arguments.config,
+    )
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()
