@@ -1,6 +1,6 @@
 """What a conversion will write, decided before a byte is written: every output with its source, encoding and size;
-every source tensor used exactly once, left out for a stated reason, or an error. Works on headers (one look at data: whether a
-stored head equals the embedding that it is tied to).
+every source tensor used exactly once, left out for a stated reason, or an error. Works on headers (one look at
+data: whether a stored head equals the embedding that it is tied to).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe_cli.convert.checkpoint import read_json
-from smoe_cli.errors import SmoeError, UsageError
+from smoe_cli.errors import UsageError
 
 COPIED = (
     "tokenizer.json",
@@ -130,7 +130,7 @@ def part_dir(out_dir: Path, stem: str) -> Path:
 
 
 def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> dict[str, Any]:
-    """Copy the files to a part folder; the manifest's ``tokenizer`` entry. The writer's ``finish`` puts them into place."""
+    """Copy the files to a part folder; the manifest's ``tokenizer`` entry. The writer's ``finish`` renames it."""
     part = part_dir(out_dir, stem)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -1,8 +1,8 @@
 """Writing a vault from a plan: rows are read, encoded and packed by a pool of threads, outputs written in order.
 
 Memory: outputs in flight (at most ``IN_FLIGHT_BYTES``, or one output) and one chunk of rows per thread. A conversion
-killed at any moment leaves part files only; the next run continues with what is not written yet. Relative errors are kept
-in a journal beside the parts, so that a resumed conversion reports all of them.
+killed at any moment leaves part files only; the next run continues with what is not written yet. Relative errors are
+kept in a journal beside the parts, so that a resumed conversion reports all of them.
 """
 
 from __future__ import annotations
