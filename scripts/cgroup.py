@@ -109,6 +109,16 @@ class MemoryCgroup:
                 time.sleep(0.05)
         raise CgroupUnavailable(f"{self.path} is still in use and was not removed")
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit from now on, above or below; the kernel first reclaims what is over it."""
+        self.limit_bytes = limit_bytes
+        swap = self.path / self._swap
+        files = [self.path / self._limit, swap] if self.version == 1 and swap.exists() else [self.path / self._limit]
+        if limit_bytes > int(files[0].read_text()):
+            files.reverse()  # version 1 refuses a memory limit above the one for memory and swap together
+        for file in files:
+            file.write_text(str(limit_bytes))
+
     def command(self, argv: list[str]) -> list[str]:
         """``argv`` behind a shell that enters the group and becomes the command, so that every page counts."""
         return ["/bin/sh", "-c", f'echo $$ > "{self.path}/cgroup.procs" && exec "$@"', "sh", *argv]

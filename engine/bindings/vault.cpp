@@ -34,9 +34,12 @@ py::dict inspect(const std::string& path, const std::optional<std::string>& scou
   }());
   uint64_t records = 0;
   std::vector<uint64_t> record_bytes;
+  std::vector<std::vector<uint64_t>> record_offsets;
   for (const auto& layer : vault.records) {
     records += layer.size();
     record_bytes.push_back(layer.front().length);
+    record_offsets.emplace_back();
+    for (const ExpertRecord& record : layer) record_offsets.back().push_back(record.offset);
   }
   py::dict out;
   out["manifest"] = vault.manifest_json;
@@ -48,6 +51,7 @@ py::dict inspect(const std::string& path, const std::optional<std::string>& scou
   out["total_bytes"] = vault.file_bytes + vault.scout_bytes;
   out["records"] = records;
   out["record_bytes"] = record_bytes;
+  out["record_offsets"] = record_offsets;
   return out;
 }
 
@@ -182,7 +186,7 @@ void bind_vault(py::module_& m) {
   m.def("inspect", &inspect, py::arg("path"), py::arg("scout") = py::none(),
         "Opens a vault with the cheap checks: manifest (JSON text), paths, file_bytes, scout_bytes, total_bytes, "
         "records,\n"
-        "record_bytes (of each MoE layer). Raises CoreError.");
+        "record_bytes (of each MoE layer), record_offsets ([MoE layer][expert], in the .smoe). Raises CoreError.");
   m.def("verify", &verify, py::arg("path"), py::arg("progress") = py::none(),
         "Checks every byte of the three parts: {ok, checked_bytes, errors}. progress(done, total) may return False to "
         "stop.");
