@@ -200,9 +200,7 @@ Status read_tensor(const Fields& fields, const ModelSpec& m, const TrunkTensor& 
     same = shape->items()[i].to_u64(&size) && size == want.shape[i];
   }
   if (!same) {
-    std::string text;
-    for (const uint64_t size : want.shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-    return fields.bad("shape", "is not [" + text + "], which the layers ask for");
+    return fields.bad("shape", "is not " + shape_text(want.shape) + ", which the layers ask for");
   }
   t->rows = want.shape.size() == 2 ? want.shape[0] : 1;
   t->cols = want.shape.back();

@@ -18,6 +18,8 @@ struct TrunkTensor {
 };
 std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model);
 
+std::string shape_text(const std::vector<uint64_t>& shape);  // "[2,3]"
+
 // As parse_manifest, from parsed JSON.
 Result<ModelSpec> read_manifest(const Json& manifest);
 

@@ -69,6 +69,15 @@ std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model) {
   return out;
 }
 
+std::string shape_text(const std::vector<uint64_t>& shape) {
+  std::string text = "[";
+  for (const uint64_t size : shape) {
+    if (text.size() > 1) text += ',';
+    text += std::to_string(size);
+  }
+  return text += ']';
+}
+
 uint32_t ModelSpec::moe_layers() const {
   return static_cast<uint32_t>(
       std::count_if(layers.begin(), layers.end(), [](const LayerSpec& layer) { return layer.ffn.is_moe(); }));

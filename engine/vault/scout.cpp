@@ -39,12 +39,6 @@ bool shape_bytes(const std::vector<uint64_t>& shape, uint64_t each, uint64_t* ou
   return true;
 }
 
-std::string shape_text(const std::vector<uint64_t>& shape) {
-  std::string text;
-  for (const uint64_t size : shape) text += (text.empty() ? "" : ",") + std::to_string(size);
-  return "[" + text + "]";
-}
-
 std::string little_endian(uint64_t value) {
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(value >> (8 * i)));
