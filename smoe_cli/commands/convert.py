@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +11,18 @@ from typing import Annotated
 import typer
 
 from smoe_cli import console, settings
+from smoe_cli.commands.options import Json
+from smoe_cli.commands.progress import Meter
 from smoe_cli.convert.plan import Fallback
 from smoe_cli.convert.run import Job, Options, convert, prepare, report
 from smoe_cli.sizes import show
 
-REPORT_EVERY_S = 5.0
-
 
 class TerminalUi:
-    """Plain progress lines on stderr: rate and time left, every few seconds."""
+    """Notices, the planned output and a meter, on stderr."""
 
-    def __init__(self) -> None:
-        self.start = self.last = time.monotonic()
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
 
     def notice(self, text: str) -> None:
         console.say(f"note: {text}")
@@ -38,13 +37,7 @@ class TerminalUi:
         )
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if now - self.last < REPORT_EVERY_S:
-            return
-        self.last = now
-        rate = done_bytes / (now - self.start)
-        left = (total_bytes - done_bytes) / rate if rate else 0
-        console.say(f"  {done_bytes / total_bytes:.0%}  {rate / 1e6:.0f} MB/s  {left:.0f} s left")
+        self.meter.update(done_bytes, total_bytes)
 
 
 def _fallback_lines(fallbacks: list[Fallback]) -> list[str]:
@@ -69,13 +62,18 @@ def command(
     fresh: Annotated[
         bool, typer.Option("--fresh/--resume", help="Start over, or continue what was interrupted.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON value on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     options = Options(source, out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)
-    ui = TerminalUi()
+    meter = Meter("converting")
+    ui = TerminalUi(meter)
     job = prepare(options, ui)
     try:
-        result = report(job) if dry_run else convert(job, ui)
+        if dry_run:
+            result = report(job)
+        else:
+            with meter:
+                result = convert(job, ui)
     except KeyboardInterrupt:
         console.say("stopped; the same command continues from here, --fresh starts over")
         raise

@@ -1,0 +1,32 @@
+"""``smoe verify``: every byte of a vault checked. Exit code 4 where one is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from smoe_cli import console, registry
+from smoe_cli.commands.options import Json, VaultDir
+from smoe_cli.commands.progress import Meter
+from smoe_cli.convert.verify import verify
+from smoe_cli.errors import CorruptError
+
+
+def command(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A vault's id, or a path to a .smoe.")] = None,
+    vault_dir: VaultDir = None,
+    as_json: Json = False,
+) -> None:
+    path = registry.locate(model, vault_dir).path  # also one that does not open: that is what verify is for
+    with Meter(f"checking {path.name}") as meter:
+        result = verify(path, meter.update)
+    if as_json:
+        print(json.dumps(result))
+    if not result["ok"]:
+        for error in result["errors"]:
+            console.say(f"  {error}")
+        count = len(result["errors"])
+        raise CorruptError(f"{path} is damaged: {count} error{'s' if count > 1 else ''}", "convert it again")
+    console.say(f"{path}: every byte is right ({result['checked_bytes']} checked)")
