@@ -89,8 +89,8 @@ def resolve(model: str | None = None, folder: Path | None = None) -> Vault:
 
 
 def locate(model: str | None = None, folder: Path | None = None) -> Vault:
-    """The vault that ``model`` names, damaged or not: an id in the folder, or a path to a ``.smoe``; left out, SMOE_MODEL,
-    else the only one there. UsageError (exit 2) lists the ids."""
+    """The vault that ``model`` names, damaged or not: an id in the folder, or a path to a ``.smoe``; left out,
+    SMOE_MODEL, else the only one. UsageError (exit 2) lists the ids."""
     folder = folder or settings.vault_dir()
     model = model or settings.model()
     return _only(folder) if model is None else _named(model, folder)

@@ -13,6 +13,7 @@ import typer
 from smoe_cli import console, settings
 from smoe_cli.commands.options import Json
 from smoe_cli.commands.progress import Meter
+from smoe_cli.commands.verify import verify_or_fail
 from smoe_cli.convert.plan import Fallback
 from smoe_cli.convert.run import Job, Options, convert, prepare, report
 from smoe_cli.sizes import show
@@ -62,6 +63,7 @@ def command(
     fresh: Annotated[
         bool, typer.Option("--fresh/--resume", help="Start over, or continue what was interrupted.")
     ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every byte when it is written.")] = False,
     as_json: Json = False,
 ) -> None:
     options = Options(source, out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)
@@ -77,9 +79,11 @@ def command(
     except KeyboardInterrupt:
         console.say("stopped; the same command continues from here, --fresh starts over")
         raise
+    if verify and not dry_run:
+        result["verified"] = verify_or_fail(job.vault)["ok"]
     if as_json:
         print(json.dumps(result))
-    elif not dry_run:
+    if "seconds" in result:
         for worst in result["worst_errors"]:
             console.say(f"  error {worst['error']:.2%}  {worst['tensor']}")
         console.say(f"{result['path']}: {result['seconds']:.1f} s, {result['source_bytes_s'] / 1e6:.0f} MB/s of source")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -14,19 +15,36 @@ from smoe_cli.convert.verify import verify
 from smoe_cli.errors import CorruptError
 
 
+def verify_or_fail(path: Path) -> dict[str, Any]:
+    """Check a vault with a meter. CorruptError (exit 4) after listing what is wrong."""
+    result = check(path)
+    if not result["ok"]:
+        raise fail(path, result)
+    return result
+
+
+def check(path: Path) -> dict[str, Any]:
+    with Meter(f"checking {path.name}") as meter:
+        return verify(path, meter.update)
+
+
+def fail(path: Path, result: dict[str, Any]) -> CorruptError:
+    """Lists the errors; the exception to raise."""
+    for error in result["errors"]:
+        console.say(f"  {error}")
+    count = len(result["errors"])
+    return CorruptError(f"{path} is damaged: {count} error{'s' if count > 1 else ''}", "convert it again")
+
+
 def command(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A vault's id, or a path to a .smoe.")] = None,
     vault_dir: VaultDir = None,
     as_json: Json = False,
 ) -> None:
     path = registry.locate(model, vault_dir).path  # also one that does not open: that is what verify is for
-    with Meter(f"checking {path.name}") as meter:
-        result = verify(path, meter.update)
+    result = check(path)
     if as_json:
         print(json.dumps(result))
     if not result["ok"]:
-        for error in result["errors"]:
-            console.say(f"  {error}")
-        count = len(result["errors"])
-        raise CorruptError(f"{path} is damaged: {count} error{'s' if count > 1 else ''}", "convert it again")
+        raise fail(path, result)
     console.say(f"{path}: every byte is right ({result['checked_bytes']} checked)")

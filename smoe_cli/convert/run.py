@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from smoe_cli import __version__
+import numpy as np
+from numpy.typing import NDArray
+
+from smoe_cli import __version__, registry
 from smoe_cli.convert import tokenizer as tok
 from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from smoe_cli.convert.encodings import choose_roles
@@ -20,6 +23,7 @@ from smoe_cli.convert.manifest import build_manifest
 from smoe_cli.convert.plan import Plan, make_plan
 from smoe_cli.convert.write import VaultWrite, discard
 from smoe_cli.errors import ResourceError, SmoeError, UsageError
+from smoe_cli.families.arch import arch_json
 
 HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
 TEMPLATES = Path(__file__).parents[2] / "chat_templates"
@@ -72,11 +76,18 @@ def prepare(options: Options, ui: Ui) -> Job:
     template = checkpoint.family.chat_template
     default = TEMPLATES / template if template and (TEMPLATES / template).is_file() else None
     files = tok.collect(options.source, checkpoint.config, default)
+    tok.check(files, plan.arch.vocab, lambda ids: _embedding_rows(checkpoint, plan, ids))
     job = Job(options, checkpoint, plan, files, _stem(options))
     for notice in (*plan.notices, *files.notices):
         ui.notice(notice)
     ui.planned(job)
     return job
+
+
+def _embedding_rows(checkpoint: Checkpoint, plan: Plan, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Rows of the embedding, [ids, hidden]."""
+    source = plan.tensors[0].source
+    return np.concatenate([source.read(checkpoint.reader, int(token), int(token) + 1) for token in ids])
 
 
 def _stem(options: Options) -> str:
@@ -92,9 +103,13 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
     start = time.monotonic()
     _require_target(job)
     fingerprint, stamp = checkpoint.fingerprint(), checkpoint.stamp()
+    source = {"fingerprint": fingerprint, "kind": "safetensors", "bytes": checkpoint.source_bytes, "stamp": stamp}
     if options.fresh:
         discard(options.out_dir, job.stem)
-    source = {"fingerprint": fingerprint, "kind": "safetensors", "bytes": checkpoint.source_bytes, "stamp": stamp}
+    elif job.vault.exists():
+        _require_same(job, source)
+        ui.notice(f"{job.vault} is up to date")
+        return report(job) | {"unchanged": True}
     write = VaultWrite(
         plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options)
     )
@@ -119,6 +134,7 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
     write.finish(manifest)
     seconds = time.monotonic() - start
     return report(job) | {
+        "unchanged": False,
         "resumed": write.resumed,
         "seconds": round(seconds, 3),
         "source_bytes_s": round(done / seconds) if seconds else 0,
@@ -162,6 +178,21 @@ def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:
         sorted(plan.encodings().items()),
     ]
     return "sha256:" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _require_same(job: Job, source: dict[str, Any]) -> None:
+    """A finished vault under this name is left alone if it is this very conversion; anything else is for the caller."""
+    there = registry.open_vault(job.vault)
+    hint = "--fresh replaces it, --name makes another"
+    if there.error is not None:
+        raise UsageError(f"{job.vault} exists and cannot be used: {there.error.text}", hint)
+    stated = there.manifest["source"]
+    if stated["fingerprint"] != source["fingerprint"] or stated.get("stamp") != source["stamp"]:
+        raise UsageError(f"{job.vault} exists, made from other files than {job.options.source} now holds", hint)
+    encodings = {name: entry["encoding"] for name, entry in there.manifest["tensors"].items()}
+    same = encodings == {tensor.name: tensor.encoding for tensor in job.plan.tensors}
+    if not same or there.manifest["arch"] != arch_json(job.plan.arch, job.plan.encodings()):
+        raise UsageError(f"{job.vault} exists, made with other encodings", hint)
 
 
 def _require_target(job: Job) -> None:

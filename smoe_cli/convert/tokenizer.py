@@ -1,9 +1,10 @@
 """What a vault needs of a checkpoint besides weights: tokenizer files, chat template, end-of-sequence ids, generation
-defaults, and the checks that the template and the tokenizer belong together."""
+defaults."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -11,52 +12,84 @@ from pathlib import Path
 from typing import Any
 
 from smoe_cli.convert.checkpoint import read_json
-from smoe_cli.errors import UsageError
+from smoe_cli.convert.template_check import Rows, check_template, fits
+from smoe_cli.errors import CorruptError, UsageError
 
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-)
-TEMPLATE = "chat_template.jinja"
+MAIN, SETTINGS, GENERATION, TEMPLATE = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
+)  # fmt: skip
+COPIED = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
 GENERATION_KEYS = {"temperature": float, "top_p": float, "top_k": int, "repetition_penalty": float}
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass
 class TokenizerFiles:
-    """Everything that goes into ``<stem>.tokenizer/`` and what the manifest says of it."""
+    """Everything that goes into ``<stem>.tokenizer/`` (by file name) and what the manifest says of it."""
 
-    sources: dict[str, Path] = field(default_factory=dict)
-    template: str | None = None
+    contents: dict[str, bytes] = field(default_factory=dict)
     eos_ids: list[int] = field(default_factory=list)
     bos_id: int | None = None
     generation: dict[str, float | int] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
     @property
-    def has_tokenizer(self) -> bool:
-        return "tokenizer.json" in self.sources
+    def template(self) -> str | None:
+        return self.contents[TEMPLATE].decode() if TEMPLATE in self.contents else None
 
 
 def collect(folder: Path, config: dict[str, Any], default_template: Path | None) -> TokenizerFiles:
     """Read the tokenizer side of a checkpoint folder. Without one, the vault works on ids only."""
-    files = TokenizerFiles({name: folder / name for name in COPIED if (folder / name).is_file()})
-    settings = read_json(folder / "tokenizer_config.json") if "tokenizer_config.json" in files.sources else {}
-    generation = read_json(folder / "generation_config.json") if "generation_config.json" in files.sources else {}
-    if not files.has_tokenizer:
-        files.notices.append("no tokenizer.json: the vault works on token ids only, it cannot chat")
-    files.template = _template(folder, settings, default_template, files)
+    files = TokenizerFiles()
+    for name in (MAIN, GENERATION, *COPIED):
+        if (folder / name).is_file():
+            files.contents[name] = (folder / name).read_bytes()
+    settings = read_json(folder / SETTINGS) if SETTINGS in files.contents else {}
+    generation = read_json(folder / GENERATION) if GENERATION in files.contents else {}
+    if MAIN not in files.contents:
+        _build_main(folder, files)
+    template = _template(folder, settings, default_template, files)
+    if template is not None:
+        files.contents[TEMPLATE] = template.encode()
     ids = _token_ids(files)
     nested = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     files.eos_ids = _eos_union([config, nested or {}, generation], settings, ids)
     files.bos_id = _bos(config, settings, ids)
     files.generation = _generation(generation)
     return files
+
+
+def check(files: TokenizerFiles, vocab: int, rows: Rows) -> None:
+    """Refuse a tokenizer or a template of another model. ``rows`` reads embedding rows of token ids."""
+    ids = _token_ids(files)
+    if beyond := sorted((token, content) for content, token in ids.items() if token >= vocab):
+        some = ", ".join(f"{content!r} is {token}" for token, content in beyond[:4])
+        raise CorruptError(
+            f"tokenizer.json has {len(beyond)} tokens beyond the model's vocabulary of {vocab}: {some}",
+            "the tokenizer belongs to another model",
+        )
+    if files.template is not None and MAIN in files.contents:
+        settings = json.loads(files.contents.get(SETTINGS, b"{}"))
+        special = {key: text for key in SPECIAL if (text := content_of(settings.get(key)))}
+        files.notices += check_template(files.template, special, files.contents[MAIN].decode(), vocab, rows)
+
+
+def _build_main(folder: Path, files: TokenizerFiles) -> None:
+    """tokenizer.json from older files (tokenizer.model, or vocab.json and merges.txt), as transformers converts them."""
+    if not {"tokenizer.model", "vocab.json"} & set(files.contents):
+        files.notices.append("no tokenizer: the vault works on token ids only, it cannot chat")
+        return
+    try:
+        from transformers import AutoTokenizer
+
+        built = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer.to_str()
+    except Exception as error:  # whatever the conversion needs and does not find
+        raise UsageError(
+            f"{folder} has no tokenizer.json, and its older tokenizer files cannot be converted: {error}",
+            "save the tokenizer with transformers (AutoTokenizer ... save_pretrained) to get tokenizer.json",
+        ) from error
+    files.contents[MAIN] = built.encode()
+    files.notices.append("no tokenizer.json: it was made from the older tokenizer files")
 
 
 def _template(folder: Path, settings: dict[str, Any], default: Path | None, files: TokenizerFiles) -> str | None:
@@ -69,26 +102,34 @@ def _template(folder: Path, settings: dict[str, Any], default: Path | None, file
         stated = named.get("default")
     if isinstance(stated, str) and stated.strip():
         return stated
-    if default is not None and files.has_tokenizer:
+    if default is not None and MAIN in files.contents and fits(default, files.contents[MAIN].decode()):
         files.notices.append(f"the checkpoint ships no chat template: {default.name} is used")
         return default.read_text("utf-8")
+    if MAIN in files.contents:
+        files.notices.append("the checkpoint ships no chat template: chat completes plain text")
     return None
 
 
 def _token_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Ids of the added (special) tokens by content."""
-    if not files.has_tokenizer:
+    """Ids of tokens by content."""
+    if MAIN not in files.contents:
         return {}
-    tokenizer = read_json(files.sources["tokenizer.json"])
-    found = {str(token["content"]): int(token["id"]) for token in tokenizer.get("added_tokens") or []}
-    vocab = (tokenizer.get("model") or {}).get("vocab")
-    if isinstance(vocab, dict):
-        found = {**vocab, **found}
-    return found
+    try:
+        tokenizer = json.loads(files.contents[MAIN])
+        added = {str(token["content"]): int(token["id"]) for token in tokenizer.get("added_tokens") or []}
+        vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(f"tokenizer.json cannot be read: {error}", "download it again") from error
+    # A unigram model lists [token, score] pairs in id order; the others map tokens to ids.
+    if isinstance(vocab, list):
+        vocab = {str(entry[0]): token for token, entry in enumerate(vocab)}
+    return {**vocab, **added}
 
 
-def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
+def content_of(token: Any) -> str | None:
+    """A special token's text, of either spelling in tokenizer_config.json."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _eos_union(configs: list[dict[str, Any]], settings: dict[str, Any], ids: dict[str, int]) -> list[int]:
@@ -102,7 +143,7 @@ def _eos_union(configs: list[dict[str, Any]], settings: dict[str, Any], ids: dic
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"eos_token_id is {stated!r}, expected a token id or a list of them")
             found.append(value)
-    token = _content(settings.get("eos_token"))
+    token = content_of(settings.get("eos_token"))
     if token in ids:
         found.append(ids[token])
     return list(dict.fromkeys(found))
@@ -111,7 +152,7 @@ def _eos_union(configs: list[dict[str, Any]], settings: dict[str, Any], ids: dic
 def _bos(config: dict[str, Any], settings: dict[str, Any], ids: dict[str, int]) -> int | None:
     """The begin-of-sequence id: the tokenizer's word, which may be "none", before the config's."""
     if "bos_token" in settings:
-        return ids.get(_content(settings["bos_token"]) or "")
+        return ids.get(content_of(settings["bos_token"]) or "")
     value = config.get("bos_token_id")
     return value if isinstance(value, int) else None
 
@@ -125,27 +166,21 @@ def _generation(stated: dict[str, Any]) -> dict[str, float | int]:
     return found
 
 
-def part_dir(out_dir: Path, stem: str) -> Path:
-    return out_dir / f"{stem}.tokenizer.part"
-
-
 def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> dict[str, Any]:
-    """Copy the files to a part folder; the manifest's ``tokenizer`` entry. The writer's ``finish`` renames it."""
-    part = part_dir(out_dir, stem)
+    """Write the files to a part folder, which the writer's ``finish`` renames; the manifest's ``tokenizer`` entry."""
+    part = out_dir / f"{stem}.tokenizer.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    for name, source in files.sources.items():
-        shutil.copyfile(source, part / name)
-    if files.template is not None:
-        (part / TEMPLATE).write_text(files.template, "utf-8")
-    entries = {}
-    for path in sorted(part.iterdir()):
-        data = path.read_bytes()
-        entries[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        _fsync(path)
+    for name, data in files.contents.items():
+        (part / name).write_bytes(data)
+        _fsync(part / name)
     _fsync(part)
-    template = hashlib.sha256(files.template.encode()).hexdigest() if files.template is not None else None
-    return {"files": entries, "template_sha256": template}
+    entries = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in sorted(files.contents.items())
+    }
+    template = files.contents.get(TEMPLATE)
+    return {"files": entries, "template_sha256": hashlib.sha256(template).hexdigest() if template is not None else None}
 
 
 def _fsync(path: Path) -> None:
