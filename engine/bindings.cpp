@@ -1,7 +1,7 @@
 // The pybind11 module smoe_cli._core: each room binds itself in bindings/<room>.cpp.
-#include <pybind11/pybind11.h>
-
 #include "bindings/bindings.h"
+
+#include <pybind11/pybind11.h>
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "smoe engine core: encodings, vault files, memory plan, and the engine itself";

@@ -10,13 +10,20 @@ PyObject* core_error = nullptr;
 
 const char* code_name(Code code) {
   switch (code) {
-    case Code::ok: return "ok";
-    case Code::failed: return "failed";
-    case Code::usage: return "usage";
-    case Code::resources: return "resources";
-    case Code::corrupt: return "corrupt";
-    case Code::io: return "io";
-    case Code::cancelled: return "cancelled";
+    case Code::ok:
+      return "ok";
+    case Code::failed:
+      return "failed";
+    case Code::usage:
+      return "usage";
+    case Code::resources:
+      return "resources";
+    case Code::corrupt:
+      return "corrupt";
+    case Code::io:
+      return "io";
+    case Code::cancelled:
+      return "cancelled";
   }
   return "failed";
 }

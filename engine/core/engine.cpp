@@ -119,7 +119,8 @@ Status EngineImpl::open_cache(const Log& log) {
   SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
   config.memory = slots_.data();
   std::string notice;
-  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(vault_.path, mode, config.depth, &notice));
+  const uint32_t workers = options_.io_workers != 0 ? options_.io_workers : config.depth;
+  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(vault_.path, mode, workers, &notice));
   if (!notice.empty()) log("notice: " + notice);
   SMOE_ASSIGN(cache_, ExpertCache::create(std::move(config), std::move(reader)));
   return Status::ok();

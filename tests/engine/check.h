@@ -1,5 +1,6 @@
-// A test harness in one header: TEST(name) { CHECK(cond); CHECK_EQ(a, b); }. `smoe-tests [filter]` runs those whose name
-// contains the filter, prints each failure with file and line, ends with "N passed, N failed" and exits 1 on any failure.
+// A test harness in one header: TEST(name) { CHECK(cond); CHECK_EQ(a, b); }. `smoe-tests [filter]` runs those whose
+// name contains the filter, prints each failure with file and line, ends with "N passed, N failed" and exits 1 on any
+// failure.
 #pragma once
 
 #include <functional>
@@ -32,28 +33,28 @@ inline void fail(const char* file, int line, const std::string& what) {
 
 }  // namespace check
 
-#define TEST(name)                                         \
-  static void test_##name();                               \
+#define TEST(name)                                                  \
+  static void test_##name();                                        \
   static const check::Register register_##name(#name, test_##name); \
   static void test_##name()
-#define CHECK(cond)                                                    \
-  do {                                                                 \
-    if (!(cond)) check::fail(__FILE__, __LINE__, "CHECK(" #cond ")");  \
+#define CHECK(cond)                                                   \
+  do {                                                                \
+    if (!(cond)) check::fail(__FILE__, __LINE__, "CHECK(" #cond ")"); \
   } while (0)
-#define CHECK_EQ(a, b)                                                                       \
-  do {                                                                                       \
-    const auto va_ = (a); /* a copy: (a) may be a part of a temporary */                     \
-    const auto vb_ = (b);                                                                    \
-    if (!(va_ == vb_)) {                                                                     \
-      std::ostringstream os_;                                                                \
-      os_ << "CHECK_EQ(" #a ", " #b "): " << va_ << " != " << vb_;                           \
-      check::fail(__FILE__, __LINE__, os_.str());                                            \
-    }                                                                                        \
+#define CHECK_EQ(a, b)                                                   \
+  do {                                                                   \
+    const auto va_ = (a); /* a copy: (a) may be a part of a temporary */ \
+    const auto vb_ = (b);                                                \
+    if (!(va_ == vb_)) {                                                 \
+      std::ostringstream os_;                                            \
+      os_ << "CHECK_EQ(" #a ", " #b "): " << va_ << " != " << vb_;       \
+      check::fail(__FILE__, __LINE__, os_.str());                        \
+    }                                                                    \
   } while (0)
-#define REQUIRE(cond)                                                      \
-  do {                                                                     \
-    if (!(cond)) {                                                         \
-      check::fail(__FILE__, __LINE__, "REQUIRE(" #cond ")");               \
-      return;                                                              \
-    }                                                                      \
+#define REQUIRE(cond)                                        \
+  do {                                                       \
+    if (!(cond)) {                                           \
+      check::fail(__FILE__, __LINE__, "REQUIRE(" #cond ")"); \
+      return;                                                \
+    }                                                        \
   } while (0)
