@@ -43,7 +43,6 @@ class Activations(StrEnum):
 
 class Kv(StrEnum):
     f16 = "f16"
-    q8 = "q8"
     f32 = "f32"
 
 
@@ -54,8 +53,9 @@ def _option(*names: str, help: str, **more: Any) -> Any:
 _ENGINE: dict[str, Any] = {
     "budget": Annotated[str | None, _option("--budget", help="Memory for the engine, such as 8G (default: planned).")],
     "ring": Annotated[int | None, _option("--ring", min=0, help="Expert cache slots instead; 0 is automatic.")],
-    "ctx": Annotated[int | None, _option("--ctx", min=1, help="Window in tokens (chat: 4096).")],
-    "threads": Annotated[int | None, _option("--threads", "--workers", min=0, help="Compute threads; 0: all we may.")],
+    "ctx": Annotated[str | None, _option("--ctx", help="Window in tokens, or max for the model's limit (chat: 4096).")],
+    "threads": Annotated[int | None, _option("--threads", min=0, help="Threads that compute; 0: all we may use.")],
+    "workers": Annotated[int | None, _option("--workers", min=0, help="Threads that read from disk; 0: automatic.")],
     "io": Annotated[Io | None, _option("--io", help="Disk backend.")],
     "direct": Annotated[bool | None, _option("--direct/--buffered", help="Force direct or buffered reads.")],
     "isa": Annotated[Isa | None, _option("--isa", help="Force the kernels' instruction set.")],
@@ -101,4 +101,14 @@ def _flags(given: dict[str, Any]) -> EngineFlags:
         raise UsageError("--budget and --ring both size the expert cache", "give one of them")
     if given["budget"] is not None:
         given["budget"] = sizes.parse(given["budget"])
+    if given["ctx"] is not None:
+        given["ctx"] = _window(given["ctx"])
     return EngineFlags(**{name: value.value if isinstance(value, Enum) else value for name, value in given.items()})
+
+
+def _window(text: str) -> int | str:
+    if text == "max":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--ctx takes a number of tokens, or max, not {text!r}")
+    return int(text)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """``None`` and ``False`` leave the engine's own default. Sizes in bytes, ``ctx`` in tokens."""
+    """``None`` and ``False`` leave the engine's own default. Sizes in bytes, ``ctx`` in tokens or ``"max"``."""
 
     budget: int | None = None
     ring: int | None = None
-    ctx: int | None = None
+    ctx: int | str | None = None
     threads: int | None = None
+    workers: int | None = None
     io: str | None = None
     direct: bool | None = None  # False is --buffered
     isa: str | None = None

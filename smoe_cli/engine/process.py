@@ -13,12 +13,13 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from smoe_cli.engine.protocol import Generate, Message, ReplyParser
+from smoe_cli.engine.protocol import Generate, Message, ProtocolError, ReplyParser, Scored, score_line
 from smoe_cli.errors import CorruptError, EngineError, ResourceError, SmoeError, UsageError
 
 _START_ERRORS: dict[int, type[SmoeError]] = {2: UsageError, 3: ResourceError, 4: CorruptError}
@@ -30,6 +31,9 @@ _LIKELY = {
     "SIGABRT": "the engine gave up on itself",
     "SIGTERM": "someone asked it to stop",
 }
+
+
+CANCEL_GRACE_S = 120.0  # a prefill chunk of a large model on a slow disk takes this long
 
 
 class EngineDied(EngineError):
@@ -58,45 +62,72 @@ class EngineProcess:
         self._chunks: queue.Queue[bytes] = queue.Queue()  # b"" marks the end of stdout
         self._stderr: deque[str] = deque(maxlen=200)
         self._write_lock = threading.Lock()
+        self._give_up_at: float | None = None
         self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_stdout, self._read_stderr)]
         for thread in self._threads:
             thread.start()
 
     # -- talking --
 
-    def generate(self, request: Generate, timeout_s: float | None = None) -> Iterator[Message]:
+    def generate(self, request: Generate) -> Generator[Message, None, None]:
         """The reply's messages as they come. Raises EngineRefused, EngineDied, ProtocolError.
 
-        ``timeout_s`` bounds the wait for each read. A caller that closes the iterator early must ``cancel`` and
-        ``drain`` or kill: the manager does.
+        A caller that closes the iterator before the end cancels the generation and waits for the engine to be idle.
         """
-        yield from self._exchange(request.line(), ReplyParser(request.logprobs > 0), timeout_s)
+        self._give_up_at = None
+        parser = ReplyParser(request.logprobs)
+        self._send(request.line())
+        try:
+            while not parser.finished:
+                yield from parser.feed(self._read())
+        except GeneratorExit:
+            self._drain(parser)
+            raise
+
+    def _drain(self, parser: ReplyParser) -> None:
+        self.cancel()
+        with contextlib.suppress(EngineError):
+            while not parser.finished:
+                for _ in parser.feed(self._read()):
+                    pass
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Natural log-probability of each of ``ids[1:]`` given those before it."""
+        parser = ReplyParser()
+        self._send(score_line(ids))
+        values: list[float] = []
+        while not parser.finished:
+            values += [message.logprob for message in parser.feed(self._read()) if isinstance(message, Scored)]
+        return values
 
     def reset(self) -> None:
-        for _ in self._exchange("RESET\n", ReplyParser(), None):
-            pass
+        """Drop every conversation the engine holds."""
+        parser = ReplyParser()
+        self._send("RESET\n")
+        while not parser.finished:
+            for _ in parser.feed(self._read()):
+                pass
 
-    def info(self, timeout_s: float | None = None) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """What the engine says about itself; also the proof that it is up."""
         self._send("INFO\n")
         line = b""
         while not line.endswith(b"\n"):
-            line += self._read(timeout_s)
+            line += self._read()
         try:
             answer = json.loads(line)
         except ValueError:
-            raise EngineError(f"the engine answered INFO with {line[:200]!r}") from None
+            raise ProtocolError(f"the engine answered INFO with {line[:200]!r}") from None
         return answer if isinstance(answer, dict) else {}
 
-    def cancel(self) -> None:
-        """Ask the running generation to end; its reply then finishes with ``cancel``. Harmless when idle or dead."""
+    def cancel(self, grace_s: float = CANCEL_GRACE_S) -> None:
+        """Ask the running generation to end; its reply then finishes with ``cancel``. Harmless when idle or dead.
+
+        An engine that has not ended it within ``grace_s`` is taken to hang, and is killed.
+        """
+        self._give_up_at = time.monotonic() + grace_s
         with contextlib.suppress(EngineDied):
             self._send("CANCEL\n")
-
-    def _exchange(self, line: str, parser: ReplyParser, timeout_s: float | None) -> Iterator[Message]:
-        self._send(line)
-        while not parser.finished:
-            yield from parser.feed(self._read(timeout_s))
 
     def _send(self, line: str) -> None:
         stdin = self._process.stdin
@@ -108,11 +139,15 @@ class EngineProcess:
             except (BrokenPipeError, ValueError):
                 raise EngineDied(self.obituary(), "smoe starts it again for the next request") from None
 
-    def _read(self, timeout_s: float | None) -> bytes:
-        try:
-            data = self._chunks.get(timeout=timeout_s)
-        except queue.Empty:
-            raise EngineError(f"the engine has been silent for {timeout_s:.0f} s") from None
+    def _read(self) -> bytes:
+        """The next piece of stdout; waits for it as long as nobody cancels."""
+        while True:
+            try:
+                data = self._chunks.get(timeout=0.5)
+                break
+            except queue.Empty:
+                if self._give_up_at is not None and time.monotonic() > self._give_up_at:
+                    self.kill()
         if not data:
             self._chunks.put(b"")  # whoever reads next sees the end too
             raise EngineDied(self.obituary(), "smoe starts it again for the next request")
@@ -148,12 +183,12 @@ class EngineProcess:
     def start_error(self) -> SmoeError:
         """Why the engine did not come up, as the error its exit code names; its own words when it left some."""
         code = self._wait()
-        words = [line.removeprefix("error: ") for line in self._stderr if line]
-        kind = _START_ERRORS.get(code)
-        if kind is None or not words:
-            return EngineError(f"the engine did not start: {self.obituary()}", "try again, or run smoe verify")
-        first = next((i for i, line in enumerate(self._stderr) if line.startswith("error: ")), len(words) - 1)
-        return kind(words[first], " ".join(line.strip() for line in words[first + 1 :]))
+        lines = list(self._stderr)
+        at = next((index for index, line in enumerate(lines) if line.startswith("error: ")), None)
+        if at is None:
+            return EngineError(f"the engine did not start: it {describe_exit(code)}", "; ".join(lines[-3:]))
+        hint = " ".join(line.strip() for line in lines[at + 1 :])
+        return _START_ERRORS.get(code, EngineError)(lines[at].removeprefix("error: "), hint)
 
     def obituary(self) -> str:
         """How the process died: signal or exit code, likely cause, last words."""

@@ -5,6 +5,8 @@ A request is one line; a reply is whitespace-separated words up to a sentinel::
     -> GEN <max_tokens> [key=value ...] <id0>,<id1>,...
     <- prompt=N cached=N  pre=done/total ...  id [lp=f top=id:lp,...] ...  key=value ... fin=stop <<DONE>>
     <- key=value ... <<ERR name>>
+    -> SCORE <id0>,<id1>,...
+    <- pre=done/total ...  lp=f ...  key=value ... <<DONE>>
 
 Words that hold ``=`` and are not known here are kept as counters of the reply, so the engine may add some at any time.
 """
@@ -61,7 +63,7 @@ class Generate:
     stop_ids: Sequence[int] = ()
     bias: dict[int, float] = field(default_factory=dict)
     session: str = ""
-    logprobs: int = 0
+    logprobs: int | None = None  # alternatives to report beside each token; None: report nothing
     slide: bool = True
 
     def line(self) -> str:
@@ -83,10 +85,15 @@ class Generate:
             yield "bias=" + ",".join(f"{token}:{_number('bias', value)}" for token, value in self.bias.items())
         if self.session:
             yield f"session={self.session}"
-        if self.logprobs:
+        if self.logprobs is not None:
             yield f"lp={self.logprobs}"
         if not self.slide:
             yield "slide=0"
+
+
+def score_line(ids: Sequence[int]) -> str:
+    """The ``SCORE`` line, answered with the log-probability of each of ``ids[1:]``."""
+    return f"SCORE {_joined(ids)}\n"
 
 
 def _joined(ids: Iterable[int]) -> str:
@@ -124,6 +131,13 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """SCORE: the natural log-probability of the next of the given ids."""
+
+    logprob: float
+
+
+@dataclass(frozen=True)
 class Done:
     """The end of a reply: why (``stop``, ``length``, ``cancel``, or ``""`` when the engine gave none) and counters."""
 
@@ -131,16 +145,16 @@ class Done:
     counters: dict[str, float]
 
 
-Message = Began | Prefilled | Token | Done
+Message = Began | Prefilled | Token | Scored | Done
 
 
 class ReplyParser:
     """Turns the bytes of one reply into messages, however they are cut. Raises EngineRefused and ProtocolError.
 
-    With ``logprobs`` a token is held until its ``top=`` word (or the next word) has come; without, it is out at once.
+    With ``logprobs`` a token is held until its ``lp=`` and ``top=`` words have come; without, it is out at once.
     """
 
-    def __init__(self, logprobs: bool = False) -> None:
+    def __init__(self, logprobs: int | None = None) -> None:
         self._logprobs = logprobs
         self._rest = ""
         self._fields: dict[str, str] = {}
@@ -165,7 +179,7 @@ class ReplyParser:
             raise EngineRefused(word.removesuffix(">>"), dict(self._fields))
         if word.isdecimal():
             yield from self._release()
-            if self._logprobs:
+            if self._logprobs is not None:
                 self._token = Token(int(word))
             else:
                 yield Token(int(word))
@@ -183,6 +197,10 @@ class ReplyParser:
     def _field(self, key: str, value: str) -> Iterator[Message]:
         if key == "lp" and self._token is not None:
             self._token = Token(self._token.id, _float(value))
+            if not self._logprobs:
+                yield from self._release()
+        elif key == "lp":
+            yield Scored(_float(value))
         elif key == "top" and self._token is not None:
             self._token = Token(self._token.id, self._token.logprob, _pairs(value))
             yield from self._release()

@@ -44,7 +44,14 @@ def test_every_flag_reaches_the_engine() -> None:
 
 def test_ring_zero_and_direct_are_passed_on() -> None:
     assert run("--ring", "0", "--direct")[2].argv() == ["--ring", "0", "--direct"]
-    assert run("--workers", "4")[2].argv() == ["--threads", "4"]
+    assert run("--workers", "4")[2].argv() == ["--workers", "4"]
+
+
+@pytest.mark.parametrize("ctx", ["many", "0", "-4", "1.5"])
+def test_a_window_is_a_number_or_max(ctx: str) -> None:
+    assert run("--ctx", "max")[2].argv() == ["--ctx", "max"]
+    with pytest.raises(UsageError, match="ctx"):
+        run("--ctx", ctx)
 
 
 def test_budget_and_ring_together_are_refused() -> None:

@@ -1,0 +1,51 @@
+"""A vault opened for conversation: its name, tokenizer, chat template and generation defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from smoe_cli.chat.detokenize import Detokenizer
+from smoe_cli.chat.template import ChatTemplate, load_template
+from smoe_cli.chat.tokenizer import TextTokenizer, check_lineage
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """``manifest`` is the vault's own (see vault/FORMAT.md); the tokenizer folder lies beside the ``.smoe``."""
+
+    id: str
+    vault: Path
+    manifest: dict[str, Any]
+    tokenizer: TextTokenizer
+    template_file: Path | None = None
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Loaded when it is first asked for: a model without one still answers bare text."""
+        return load_template(self.tokenizer, self.template_file)
+
+    @property
+    def eos_ids(self) -> list[int]:
+        return list(self.manifest.get("eos_ids", []))
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        return dict(self.manifest.get("generation") or {})
+
+    def detokenizer(self, keep: tuple[str, ...] = ()) -> Detokenizer:
+        """Special tokens leave no text, but for those in ``keep``, which a parser looks for."""
+        kept = {self.tokenizer.id_of(token) for token in keep}
+        return Detokenizer(self.tokenizer.backend, frozenset(self.tokenizer.special_ids - kept))
+
+
+def open_model(model: str | None, folder: Path | None = None, template_file: Path | None = None) -> ChatModel:
+    """Find the vault, check that it is whole, read its tokenizer. Raises UsageError for a name that is none, and
+    CorruptError for a vault or a tokenizer that is not what it was."""
+    from smoe_cli import registry
+
+    vault = registry.resolve(model, folder)
+    check_lineage(vault.tokenizer_dir, vault.manifest)
+    return ChatModel(vault.id, vault.path, vault.manifest, TextTokenizer(vault.tokenizer_dir), template_file)

@@ -1,0 +1,171 @@
+"""A scripted engine: speaks the protocol, computes nothing, and breaks on demand. For tests of all that talks to one.
+
+``python -m smoe_cli.engine.fake --script FILE [engine flags, ignored]``. The script is JSON::
+
+    {"replies": [[id, ...], ...],   the n-th answered request gets the n-th list, then round again
+     "token_ms": 1, "prefill_ms": 0, "chunk": 512, "ctx": 4096, "start_ms": 0,
+     "start": {"exit": 3, "stderr": "error: ..."},
+     "faults": [{"reply": 0, "after": 3, "kind": "signal", "signal": "SIGKILL", "times": 1, "stderr": "last words"}]}
+
+A fault's ``kind`` is signal, exit, hang, garbage, close or err (with ``name``); ``after`` counts tokens, -1 is in the
+prefill. What has been answered and which faults are spent is kept in ``FILE.state``, since a death ends this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class FakeEngine:
+    def __init__(self, script: Path) -> None:
+        self.script: dict[str, Any] = json.loads(script.read_text())
+        self._state_path = script.with_name(script.name + ".state")
+        self.state: dict[str, Any] = {"answered": 0, "spent": {}}
+        if self._state_path.exists():
+            self.state = json.loads(self._state_path.read_text())
+        self.held: list[int] = []
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.cancelled = threading.Event()
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        while line := self.lines.get():
+            verb, _, rest = line.strip().partition(" ")
+            if verb == "GEN":
+                self._generate(rest)
+            elif verb == "RESET":
+                self.held = []
+                say("<<DONE>>\n")
+            elif verb == "INFO":
+                say(json.dumps({"engine": "fake", "ctx": self.script.get("ctx", 4096)}) + "\n")
+            else:
+                say("<<ERR bad_request>>\n")
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == "CANCEL":
+                self.cancelled.set()
+            elif line.strip():
+                self.lines.put(line)
+        self.lines.put("")
+
+    def _generate(self, rest: str) -> None:
+        words = rest.split()
+        max_tokens, ids = int(words[0]), [int(word) for word in words[-1].split(",")]
+        self._log({"request": rest})
+        self.cancelled.clear()
+        cached = min(common_prefix(self.held, ids), len(ids) - 1)
+        say(f"prompt={len(ids)} cached={cached} ")
+        began = time.monotonic()
+        finish = self._prefill(ids, cached) or self._decode(ids, max_tokens)
+        if finish != "err":
+            made = len(self.held) - len(ids)
+            ms = (time.monotonic() - began) * 1000
+            self.state["answered"] += 1
+            self._save()  # before the last word, after which anything may happen to this process
+            say(f"gen={made} prefill_ms=1 decode_ms={ms:.1f} hits=90 misses=10 bytes=1048576 fin={finish} <<DONE>>\n")
+
+    def _prefill(self, ids: list[int], cached: int) -> str:
+        chunk, total = self.script.get("chunk", 512), len(ids) - cached
+        for done in range(0, total, chunk):
+            time.sleep(self.script.get("prefill_ms", 0) / 1000)
+            say(f"pre={min(done + chunk, total)}/{total} ")
+            if self._fault(-1):
+                return "err"
+            if self.cancelled.is_set():
+                return "cancel"
+        self.held = list(ids)
+        return ""
+
+    def _decode(self, ids: list[int], max_tokens: int) -> str:
+        replies = self.script["replies"]
+        reply = replies[self.state["answered"] % len(replies)]
+        for made, token in enumerate(reply):
+            if self._fault(made):
+                return "err"
+            if self.cancelled.is_set():
+                return "cancel"
+            if made == max_tokens:
+                return "length"
+            time.sleep(self.script.get("token_ms", 1) / 1000)
+            say(f"{token} ")
+            self.held.append(token)
+        return "err" if self._fault(len(reply)) else "stop"
+
+    def _fault(self, after: int) -> bool:
+        """Do what the script wants to go wrong here; True if the reply ended with an error."""
+        for index, fault in enumerate(self.script.get("faults", [])):
+            spent = self.state["spent"].get(str(index), 0)
+            here = fault.get("reply", 0) == self.state["answered"] and fault.get("after", 0) == after
+            if here and spent < fault.get("times", 1):
+                self.state["spent"][str(index)] = spent + 1
+                self._save()
+                return self._break(fault)
+        return False
+
+    def _break(self, fault: dict[str, Any]) -> bool:
+        if "stderr" in fault:
+            print(fault["stderr"], file=sys.stderr, flush=True)
+        kind = fault["kind"]
+        if kind == "signal":
+            os.kill(os.getpid(), getattr(signal, fault.get("signal", "SIGKILL")))
+        elif kind == "exit":
+            os._exit(fault.get("code", 1))
+        elif kind == "hang":
+            time.sleep(3600)
+        elif kind == "garbage":
+            say("Segmentation \xff fault\n")
+        elif kind == "close":
+            os.close(1)
+            time.sleep(0.2)
+        else:
+            say(f"prompt=9 ctx=4 <<ERR {fault['name']}>>\n")
+            return True
+        return False
+
+    def _save(self) -> None:
+        self._state_path.write_text(json.dumps(self.state))
+
+    def _log(self, entry: dict[str, str]) -> None:
+        """Every request is kept beside the script, for tests to look at."""
+        path = self._state_path.with_suffix(".log")
+        with path.open("a") as log:
+            log.write(json.dumps({**entry, "argv": sys.argv[1:]}) + "\n")
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return min(len(a), len(b))
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--script", type=Path, required=True)
+    arguments, _ = parser.parse_known_args()
+    engine = FakeEngine(arguments.script)
+    time.sleep(engine.script.get("start_ms", 0) / 1000)
+    start = engine.script.get("start")
+    if start:
+        print(start.get("stderr", ""), file=sys.stderr)
+        sys.exit(start["exit"])
+    engine.run()
+
+
+if __name__ == "__main__":
+    main()

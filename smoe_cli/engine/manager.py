@@ -1,0 +1,175 @@
+"""The engine-process manager that every verb shares: start, hand over, cancel, restart and retry once, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smoe_cli.engine.flags import EngineFlags
+from smoe_cli.engine.process import EngineDied, EngineProcess, engine_path
+from smoe_cli.engine.protocol import Done, Generate, Message, ProtocolError, Sampling, Token
+from smoe_cli.errors import EngineError
+
+FALLBACK = Sampling(temperature=0.6, top_p=0.95, top_k=50, repetition_penalty=1.1)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What to run: a vault, launch flags, and the ids that the repetition penalty leaves alone."""
+
+    vault: Path
+    flags: EngineFlags = field(default_factory=EngineFlags)
+    exempt_ids: Sequence[int] = ()
+
+    def argv(self) -> list[str]:
+        exempt = ["--exempt", ",".join(map(str, self.exempt_ids))] if self.exempt_ids else []
+        return [str(engine_path()), "--vault", str(self.vault), "--serve", "--raw-ids", *self.flags.argv(), *exempt]
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The engine died in this request and was started again; the request is being retried. ``reason`` says how."""
+
+    reason: str
+
+
+class EngineManager:
+    """Owns at most one engine process. One request at a time; ``cancel`` and ``abort`` may come from any thread."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.info: dict[str, Any] = {}
+        self._process: EngineProcess | None = None
+        self._lock = threading.Lock()
+        self._aborted = False
+
+    # -- life --
+
+    def start(self) -> None:
+        """Start the engine if it is not running and wait until it answers. Raises what its exit code stands for."""
+        if self._process is not None and self._process.alive:
+            return
+        process = EngineProcess(self.spec.argv())
+        try:
+            self.info = process.info()
+        except EngineDied:
+            raise process.start_error() from None
+        except BaseException:
+            process.kill()
+            process.stop()
+            raise
+        self._process = process
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def switch(self, spec: EngineSpec) -> None:
+        """Run another vault from now on; waits for the request in progress."""
+        with self._lock:
+            self.stop()
+            self.spec = spec
+
+    def __enter__(self) -> EngineManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return process.pid if process is not None and process.alive else None
+
+    def rss_bytes(self) -> int | None:
+        """Resident memory of the engine process, None when it is not running."""
+        import psutil
+
+        pid = self.pid
+        with contextlib.suppress(psutil.Error):
+            return int(psutil.Process(pid).memory_info().rss) if pid else None
+        return None
+
+    def read_bytes(self) -> int | None:
+        """Bytes the engine process has read from disks since its start, None where the system does not say."""
+        pid = self.pid
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+                if line.startswith("read_bytes:"):
+                    return int(line.split()[1])
+        return None
+
+    # -- requests --
+
+    def generate(self, request: Generate, retries: int = 1) -> Iterator[Message | Restarted]:
+        """One request from start to end. If the engine dies in it, it is restarted and the request sent again.
+
+        A retry delivers only what is new: the engine repeats itself exactly for the same ids and seed, so the tokens
+        that were already delivered are passed over, and one that differs ends the request with EngineError.
+        """
+        with self._lock:
+            self._aborted = False
+            delivered: list[int] = []
+            for attempt in range(retries + 1):
+                try:
+                    self.start()
+                    yield from self._attempt(request, delivered)
+                    return
+                except (EngineDied, ProtocolError) as death:
+                    self._bury()
+                    if self._aborted:
+                        yield Done("cancel", {})
+                        return
+                    if attempt == retries:
+                        raise EngineError(f"{death.text} (tried {attempt + 1} times)", death.hint) from death
+                    yield Restarted(death.text)
+
+    def _attempt(self, request: Generate, delivered: list[int]) -> Iterator[Message]:
+        assert self._process is not None
+        replay = list(delivered)
+        with contextlib.closing(self._process.generate(request)) as messages:
+            for message in messages:
+                if isinstance(message, Token):
+                    if replay:
+                        if message.id != replay.pop(0):
+                            raise EngineError("restarted, the engine answered differently", "send the message again")
+                        continue
+                    delivered.append(message.id)
+                yield message
+
+    def _bury(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self.stop()
+
+    def cancel(self) -> None:
+        """End the running reply, which finishes with ``cancel``; the engine stays warm."""
+        if self._process is not None:
+            self._process.cancel()
+
+    def abort(self) -> None:
+        """Kill the engine under the running reply, which finishes with ``cancel``; the next request starts it again."""
+        self._aborted = True
+        if self._process is not None:
+            self._process.kill()
+
+    def reset(self) -> None:
+        with self._lock:
+            if self._process is not None and self._process.alive:
+                self._process.reset()
+
+
+def resolve_sampling(request: Sampling, flags: Sampling, generation: dict[str, Any]) -> Sampling:
+    """Request over flag over the vault's generation config over FALLBACK; a random seed unless one is given."""
+    known = {key: value for key, value in generation.items() if key in Sampling.__annotations__ and value is not None}
+    resolved = FALLBACK
+    for layer in (Sampling(**known), flags, request):
+        given = {name: value for name, value in vars(layer).items() if value is not None}
+        resolved = replace(resolved, **given)
+    return resolved if resolved.seed is not None else replace(resolved, seed=random.SystemRandom().getrandbits(63))
