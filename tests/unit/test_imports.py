@@ -43,7 +43,7 @@ PACKAGE = {
     "engine": set[str](),
     "registry": {"_core"},
     "convert": {"families", "registry", "_core"},
-    "chat": {"engine", "registry"},
+    "chat": {"engine", "registry", "console"},
     "bench": {"engine", "registry", "_core"},
     "server": {"chat", "engine", "registry"},
     "commands": {"server", "chat", "bench", "convert", "families", "engine", "registry", "console", "_core"},

@@ -1,0 +1,88 @@
+"""From a command line to something that can be talked to: model opened, engine started, sampling resolved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from smoe_cli.chat.model import ChatModel, open_model
+from smoe_cli.chat.session import TurnOptions
+from smoe_cli.engine.flags import EngineFlags
+from smoe_cli.engine.manager import EngineManager, EngineSpec, resolve_sampling
+from smoe_cli.engine.protocol import Sampling
+
+CHAT_WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What was asked for on the command line. ``None`` leaves the choice to the vault, then to smoe."""
+
+    model: str | None = None
+    vault_dir: Path | None = None
+    system: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    raw: bool = False
+    thinking: bool | None = None
+    template_file: Path | None = None
+    flags: EngineFlags = field(default_factory=EngineFlags)
+
+
+@dataclass
+class Chat:
+    """A model and its running engine."""
+
+    request: ChatRequest
+    model: ChatModel
+    engine: EngineManager
+
+    @property
+    def window(self) -> int:
+        return int(self.engine.info.get("ctx") or CHAT_WINDOW)
+
+    def options(self) -> TurnOptions:
+        """For the next turn; an unset seed is drawn anew each time."""
+        request = self.request
+        return TurnOptions(
+            sampling=resolve_sampling(Sampling(), request.sampling, self.model.generation),
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            thinking=request.thinking,
+            window=self.window,
+            raw=request.raw,
+        )
+
+
+def open_chat(request: ChatRequest) -> Chat:
+    """Resolve and open the model. The engine is not started yet: that is ``chat.engine.start()``."""
+    model = open_model(request.model, request.vault_dir, request.template_file)
+    return Chat(request, model, EngineManager(engine_spec(request, model)))
+
+
+def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
+    flags = request.flags if request.flags.ctx is not None else replace(request.flags, ctx=CHAT_WINDOW)
+    return EngineSpec(model.vault, flags, model.tokenizer.exempt_ids(model.eos_ids))
+
+
+def start(chat: Chat) -> None:
+    """Start the engine; what Python still has to import for the template is imported meanwhile."""
+    warm_up = threading.Thread(target=_warm_up, args=[chat], daemon=True)
+    if not chat.request.raw:
+        warm_up.start()
+    chat.engine.start()
+    if not chat.request.raw:
+        warm_up.join()
+        _ = chat.model.template  # raises here, before anything is typed, if there is none
+
+
+def _warm_up(chat: Chat) -> None:
+    import contextlib
+
+    from smoe_cli.errors import SmoeError
+
+    with contextlib.suppress(SmoeError):  # raised again, and shown, by whoever needs the template
+        _ = chat.model.template
