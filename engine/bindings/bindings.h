@@ -1,5 +1,5 @@
-// What each room offers to Python. A failed Status becomes smoe_cli._core.CoreError(message) with .code ("corrupt", "usage",
-// "resources", "io", "failed", "cancelled") and .hint; smoe_cli.errors turns it into its own tree.
+// What each room offers to Python. A failed Status becomes smoe_cli._core.CoreError(message) with .code ("corrupt",
+// "usage", "resources", "io", "failed", "cancelled") and .hint; smoe_cli.errors turns it into its own tree.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,9 +9,9 @@
 namespace smoe {
 
 void bind_errors(pybind11::module_& m);
-void bind_quant(pybind11::module_& m);   // encode, decode, pack, unpack, encoding tables
-void bind_vault(pybind11::module_& m);   // inspect, verify, VaultWriter, crc32c
-void bind_plan(pybind11::module_& m);    // plan, machine_memory, probe_disk
+void bind_quant(pybind11::module_& m);    // encode, decode, pack, unpack, encoding tables
+void bind_vault(pybind11::module_& m);    // inspect, verify, VaultWriter, crc32c
+void bind_plan(pybind11::module_& m);     // plan, machine_memory, probe_disk
 void bind_sampler(pybind11::module_& m);  // sample_probs, sample_draws
 void bind_engine(pybind11::module_& m);   // Engine: logits, route trace, generate, for the conformance tests and gates
 

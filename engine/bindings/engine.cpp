@@ -1,0 +1,196 @@
+// The engine itself, for the conformance tests and the gates. Options are the launch flags of smoe-engine, read by the
+// same code.
+#include "smoe/engine.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <map>
+
+#include "bindings/bindings.h"
+#include "bindings/sampling_args.h"
+#include "core/options.h"
+#include "kernels/kernels.h"
+
+namespace py = pybind11;
+
+namespace smoe {
+namespace {
+
+std::string joined(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (int32_t id : ids) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(id);
+  }
+  return text;
+}
+
+// {"ctx": 512, "verify_reads": True, "exempt": [1, 2]} -> --ctx=512 --verify-reads --exempt=1,2
+std::vector<std::string> flags_from(const py::kwargs& options) {
+  std::vector<std::string> flags;
+  for (const auto& [key, value] : options) {
+    auto name = key.cast<std::string>();
+    const bool is_bool = py::isinstance<py::bool_>(value);
+    if (value.is_none() || (is_bool && !value.cast<bool>())) continue;
+    if (name == "read_mode") {  // a choice here, two switches there
+      name = py::str(value).cast<std::string>();
+      if (name == "auto") continue;
+    }
+    if (name == "budget_bytes") name = "budget";
+    std::replace(name.begin(), name.end(), '_', '-');
+    const bool is_switch = is_bool || name == "direct" || name == "buffered";
+    const bool is_list = py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value);
+    const std::string text = is_list ? joined(value.cast<std::vector<int32_t>>()) : py::str(value).cast<std::string>();
+    flags.push_back("--" + name + (is_switch ? "" : "=" + text));
+  }
+  return flags;
+}
+
+// Collects a reply; ends it after `cancel_after` tokens.
+struct Collector final : Events {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  std::vector<std::vector<std::pair<int32_t, float>>> top;
+  std::vector<std::string> warnings;
+  size_t cancel_after = ~size_t{0};
+
+  void on_token(const TokenEvent& token) override {
+    ids.push_back(token.id);
+    logprobs.push_back(token.logprob);
+    top.push_back(token.top);
+  }
+  void on_warning(const char* text) override { warnings.emplace_back(text); }
+  bool cancelled() override { return ids.size() >= cancel_after; }
+};
+
+py::dict outcome_dict(const Outcome& outcome, const Collector& events) {
+  const Counters& n = outcome.counters;
+  py::dict d;
+  d["finish"] = outcome.finish == Finish::stop ? "stop" : outcome.finish == Finish::length ? "length" : "cancel";
+  d["prompt_tokens"] = n.prompt_tokens;
+  d["cached_tokens"] = n.cached_tokens;
+  d["generated_tokens"] = n.generated_tokens;
+  d["prefill_ms"] = n.prefill_ms;
+  d["decode_ms"] = n.decode_ms;
+  d["wait_ms"] = n.wait_ms;
+  d["hits"] = n.hits;
+  d["misses"] = n.misses;
+  d["read_bytes"] = n.read_bytes;
+  d["logprobs"] = events.logprobs;
+  d["top"] = events.top;
+  d["warnings"] = events.warnings;
+  return d;
+}
+
+// Runs f without Python's lock; every call into the engine goes through here.
+template <class F>
+auto unlocked(F&& f) {
+  py::gil_scoped_release release;
+  return f();
+}
+
+class PyEngine {
+ public:
+  PyEngine(const std::string& path, const py::kwargs& options) {
+    std::vector<std::string> flags = flags_from(options);
+    flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
+    Launch launch = check(parse_launch({flags.begin(), flags.end()}));
+    engine_ = check(unlocked([&]() -> Result<std::unique_ptr<Engine>> {
+      SMOE_TRY(resolve_window(&launch));
+      return Engine::open(launch.engine, [this](const std::string& text) { notices_.push_back(text); });
+    }));
+  }
+
+  py::array_t<float> logits(const std::vector<int32_t>& ids, std::optional<size_t> prefill) {
+    const size_t count = prefill.value_or(ids.size());
+    return array(check(unlocked([&] { return engine_->logits(ids, count); })),
+                 {static_cast<py::ssize_t>(ids.size()), static_cast<py::ssize_t>(engine_->model().vocab)});
+  }
+
+  py::array_t<int32_t> route_trace() const {
+    const py::ssize_t layers = engine_->model().moe_layers(), top_k = engine_->model().max_top_k();
+    std::vector<int32_t> trace = engine_->route_trace();
+    const py::ssize_t row = layers * top_k, positions = row ? static_cast<py::ssize_t>(trace.size()) / row : 0;
+    return array(std::move(trace), {positions, layers, top_k});
+  }
+
+  std::pair<std::vector<int32_t>, py::dict> generate(const std::vector<int32_t>& ids, uint32_t max_tokens,
+                                                     std::optional<size_t> cancel_after, const py::kwargs& sampling) {
+    Request request = request_from(sampling);
+    request.ids = ids;
+    request.max_tokens = max_tokens;
+    Collector events;
+    if (cancel_after) events.cancel_after = *cancel_after;
+    const Outcome outcome = check(unlocked([&] { return engine_->generate(request, events); }));
+    return {events.ids, outcome_dict(outcome, events)};
+  }
+
+  py::array_t<float> score(const std::vector<int32_t>& ids) {
+    Collector events;
+    std::vector<float> logprobs = check(unlocked([&] { return engine_->score(ids, events); }));
+    const auto count = static_cast<py::ssize_t>(logprobs.size());
+    return array(std::move(logprobs), {count});
+  }
+
+  py::object info() const { return py::module_::import("json").attr("loads")(engine_->info_json()); }
+  void reset() { engine_->reset(); }
+  std::vector<std::string> notices() const { return notices_; }
+
+  std::map<std::string, double> buckets() const {
+    const Buckets b = engine_->buckets();
+    return {{"attention", b.attention},
+            {"router", b.router},
+            {"expert_compute", b.expert_compute},
+            {"expert_wait", b.expert_wait},
+            {"head", b.head},
+            {"sampler", b.sampler},
+            {"other", b.other}};
+  }
+
+ private:
+  // Hands the values over without a copy.
+  template <class T>
+  static py::array_t<T> array(std::vector<T> values, const std::vector<py::ssize_t>& shape) {
+    auto* held = new std::vector<T>(std::move(values));
+    const py::capsule owner(held, [](void* p) { delete static_cast<std::vector<T>*>(p); });
+    return py::array_t<T>(shape, held->data(), owner);
+  }
+
+  std::vector<std::string> notices_;
+  std::unique_ptr<Engine> engine_;
+};
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const Kernels* k : all_kernels()) {
+    if (k->supported()) names.emplace_back(k->name);
+  }
+  return names;
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  m.def("isas", &isas, "The kernels this CPU can run, by the names --isa takes.");
+  py::class_<PyEngine>(
+      m, "Engine",
+      "Engine(path, **options): options are the launch flags of smoe-engine with underscores (ctx=512, "
+      "activations=\"float\", ring=8, verify_reads=True); read_mode is \"auto\", \"direct\" or \"buffered\".")
+      .def(py::init<const std::string&, const py::kwargs&>(), py::arg("path"))
+      .def("logits", &PyEngine::logits, py::arg("ids"), py::arg("prefill") = py::none(),
+           "float32 [ids, vocab] from a cold start; the first `prefill` ids in chunks (all by default), the rest one "
+           "by one.")
+      .def("route_trace", &PyEngine::route_trace, "int32 [positions, moe_layers, top_k] of the last logits().")
+      .def("generate", &PyEngine::generate, py::arg("ids"), py::arg("max_tokens"), py::arg("cancel_after") = py::none(),
+           "(ids, outcome). Greedy without penalty unless told: temperature top_p top_k min_p repetition_penalty "
+           "frequency_penalty presence_penalty seed stop_ids bias session logprobs slide.")
+      .def("score", &PyEngine::score, py::arg("ids"), "float32 [ids - 1]: natural log of p(ids[i] | ids[:i]).")
+      .def("info", &PyEngine::info, "What INFO answers.")
+      .def("reset", &PyEngine::reset, "Drops every conversation.")
+      .def("buckets", &PyEngine::buckets, "Milliseconds of the last request by where they went.")
+      .def_property_readonly("notices", &PyEngine::notices, "What the engine had to say when it opened, and since.");
+}
+
+}  // namespace smoe
