@@ -24,9 +24,10 @@ $(STAMP)-test: $(STAMP)
 	$(INSTALL) '.[build,demo,test]'
 	touch $@
 
-setup: $(STAMP) build  ## make .venv, install what is needed, compile the engine
+setup: $(STAMP)  ## make .venv, install what is needed, compile the engine
+	@$(MAKE) --no-print-directory build
 
-build: $(STAMP)  ## compile the engine and the Python module into smoe_cli/
+build:  ## compile the engine and the Python module into smoe_cli/
 	@test -f build/build.ninja || $(BIN)/cmake -S . -B build -G Ninja -DSMOE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja >/dev/null
 	@$(BIN)/cmake --build build
