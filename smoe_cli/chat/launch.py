@@ -79,6 +79,21 @@ def start(chat: Chat) -> None:
         _ = chat.model.template  # raises here, before anything is typed, if there is none
 
 
+def switch(chat: Chat, name: str) -> None:
+    """Talk to another vault from now on. If it cannot be opened or started, the one before is started again."""
+    model = open_model(name, chat.request.vault_dir, chat.request.template_file)
+    before = chat.model
+    chat.engine.switch(engine_spec(chat.request, model))
+    chat.model = model
+    try:
+        start(chat)
+    except BaseException:
+        chat.model = before
+        chat.engine.switch(engine_spec(chat.request, before))
+        start(chat)
+        raise
+
+
 def _warm_up(chat: Chat) -> None:
     import contextlib
 

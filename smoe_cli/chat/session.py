@@ -11,7 +11,7 @@ from smoe_cli.chat.model import ChatModel
 from smoe_cli.chat.stream import ReasoningParser, StopStrings
 from smoe_cli.chat.template import Message, Prompt
 from smoe_cli.engine import protocol
-from smoe_cli.engine.manager import Restarted
+from smoe_cli.engine.manager import Restarted as Restarted
 from smoe_cli.engine.protocol import Generate, Sampling
 from smoe_cli.errors import EngineRefused, UsageError
 
@@ -29,6 +29,13 @@ class PromptSize:
 class PrefillProgress:
     done: int
     total: int
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One more token is there, whether or not it finishes any text; ``tokens`` counts them."""
+
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,7 @@ class Stats:
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
     hit_rate: float | None = None
-    read_bytes: int = 0
-    decode_s: float = 0.0
+    disk_bytes_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Done:
     stats: Stats
 
 
-Event = PromptSize | PrefillProgress | ReasoningDelta | TextDelta | Restarted | Done
+Event = PromptSize | PrefillProgress | Generated | ReasoningDelta | TextDelta | Restarted | Done
 
 
 class Engine(Protocol):
@@ -161,6 +167,7 @@ class _Reply:
         self._first = self._first or self._last
         self._tokens += 1
         self._reasoning_tokens += self._parser.reasoning
+        yield Generated(self._tokens)
         yield from self._text(self._detokenizer.feed(token.id))
         if self._stops.matched is not None:
             self._engine.cancel()
@@ -187,6 +194,7 @@ class _Reply:
     def _stats(self, counters: dict[str, float], prompt_tokens: int) -> Stats:
         cached = int(counters.get("cached", 0))
         experts = counters.get("hits", 0) + counters.get("misses", 0)
+        prefill_ms = counters.get("prefill_ms", 0)
         decode_s = self._last - self._first if self._first else 0.0
         return Stats(
             prompt_tokens=int(counters.get("prompt", prompt_tokens)),
@@ -194,11 +202,10 @@ class _Reply:
             completion_tokens=self._tokens,
             reasoning_tokens=self._reasoning_tokens,
             ttft_ms=(self._first - self._began) * 1000 if self._first else None,
-            prefill_tok_s=_rate(prompt_tokens - cached, counters.get("prefill_ms", 0) / 1000),
+            prefill_tok_s=_rate(prompt_tokens - cached, prefill_ms / 1000),
             decode_tok_s=_rate(self._tokens - 1, decode_s),
             hit_rate=counters.get("hits", 0) / experts if experts else None,
-            read_bytes=int(counters.get("bytes", 0)),
-            decode_s=decode_s,
+            disk_bytes_s=_rate(counters.get("bytes", 0), (prefill_ms + counters.get("decode_ms", 0)) / 1000),
         )
 
 

@@ -113,7 +113,7 @@ class TextTokenizer:
     def _special_tokens(self) -> dict[str, str]:
         """``bos_token`` and the like, as templates see them."""
         named = {**_read_json(self.folder / "special_tokens_map.json"), **self.config}
-        plain = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+        plain = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
         return {key: value for key, value in plain.items() if key.endswith("_token") and isinstance(value, str)}
 
 
