@@ -122,8 +122,9 @@ Result<Layout> lay_out(std::vector<Tensor> tensors) {
     SMOE_TRY(check_tensor(t, out.entries));
     if (t.bytes > kMostBytes - end) return Status(Code::usage, "the trunk is larger than 2^56 bytes");
     out.entries[t.name] = {end, t.bytes};
-    json += "," + json_quote(t.name) + ":{\"dtype\":\"" + t.dtype + "\",\"shape\":" + shape_text(t.shape) +
-            ",\"data_offsets\":[" + std::to_string(end) + "," + std::to_string(end + t.bytes) + "]}";
+    json.append(",").append(json_quote(t.name)).append(":{\"dtype\":\"").append(t.dtype);
+    json.append("\",\"shape\":").append(shape_text(t.shape)).append(",\"data_offsets\":");
+    json.append(shape_text({end, end + t.bytes})).append("}");
     end += t.bytes;
   }
   json += "}";

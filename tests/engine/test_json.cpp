@@ -115,7 +115,7 @@ TEST(json_bounds) {
   CHECK(refuses(repeat("[", 70) + repeat("]", 70)));
   CHECK(refuses(repeat("[", 1000000)));
   CHECK(refuses(repeat("{\"a\":", 1000000)));
-  CHECK(refuses("[" + repeat("0,", 5 << 20) + "0]"));
+  CHECK(refuses(std::string("[").append(repeat("0,", 5 << 20)).append("0]")));
 }
 
 TEST(json_quote_comes_back) {

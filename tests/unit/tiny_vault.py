@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ import numpy as np
 from smoe_cli import _core
 
 HIDDEN, VOCAB, EXPERTS, WIDTH, SHARED = 64, 96, 4, 96, 32
-TOKENIZER = {"tokenizer.json": b'{"model": {}}', "chat_template.jinja": b"{{ messages }}", "chat_templates/tool.jinja": b"{}"}
+TOKENIZER = {
+    "tokenizer.json": b'{"model": {}}',
+    "chat_template.jinja": b"{{ messages }}",
+    "chat_templates/tool.jinja": b"{}",
+}
 
 
 def _attention() -> dict[str, Any]:
@@ -33,7 +38,7 @@ def _moe(gate: str, down: str) -> dict[str, Any]:
 
 @dataclass
 class TinyVault:
-    """Everything that goes into a vault: layer 0 is dense, layers 1 and 2 are mixtures with records of different size."""
+    """Everything that goes into a vault: layer 0 is dense, 1 and 2 are mixtures with records of two sizes."""
 
     seed: int = 0
     manifest: dict[str, Any] = field(init=False)
@@ -109,11 +114,12 @@ class TinyVault:
     def open(self, folder: Path, stem: str = "tiny", resume: bool = True) -> _core.VaultWriter:
         return _core.VaultWriter(str(folder), stem, self.fingerprint, self.layers, self.trunk, resume)
 
-    def fill(self, writer: _core.VaultWriter) -> int:
-        """Write what is not there yet; the number of items written."""
+    def fill(self, writer: _core.VaultWriter, pause: float = 0) -> int:
+        """Write what is not there yet, with a pause in seconds before each record; the number of items written."""
         done = set(writer.done_records())
         todo = [item for item in self.records if item not in done]
         for layer, expert in todo:
+            time.sleep(pause)
             writer.write_record(layer, expert, self.records[layer, expert])
         names = [name for name in self.tensors if name not in set(writer.done_tensors())]
         for name in names:
