@@ -113,7 +113,7 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
     write = VaultWrite(
         plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options)
     )
-    _require_room(job, write)
+    _require_room(job)
     if write.resumed:
         ui.notice(
             f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already"
@@ -209,11 +209,12 @@ def _require_target(job: Job) -> None:
         ) from error
 
 
-def _require_room(job: Job, write: VaultWrite) -> None:
-    plan = job.plan
-    written = sum(t.nbytes for t in plan.tensors if t.name in write.done_tensors)
-    written += sum(r.nbytes for r in plan.experts if (r.moe_layer, r.expert) in write.done_records)
-    needed = job.output_bytes - written + HEADROOM_BYTES
+def _require_room(job: Job) -> None:
+    """The writer has reserved the room of its part files; what they hold is not asked for again."""
+    parts = [job.vault.with_name(job.vault.name + ".part")]
+    parts.append(job.vault.with_name(f"{job.stem}.scout.safetensors.part"))
+    held = sum(part.stat().st_blocks * 512 for part in parts if part.exists())
+    needed = max(job.output_bytes - held, 0) + HEADROOM_BYTES
     free = shutil.disk_usage(job.options.out_dir).free
     if free < needed:
         raise ResourceError(
