@@ -27,14 +27,29 @@ static_assert(sizeof(Act32) == 48);
 struct Act256 {
   int8_t q[256];
   int32_t start32[16];  // -32 * sum of each 16, for Q6_K
-  int16_t sum[8];       // of each 32,
+  int16_t sum16[16];    // sum of each 16
+  int16_t sum32[8];     // sum of each 32
   float d;
-  int32_t zero[11];
+  int32_t zero[3];
 };
 static_assert(sizeof(Act256) == 384);
 
 inline constexpr uint32_t kNotFinite = 0x7f800000;  // magnitudes at or above: infinity, NaN
 inline constexpr uint32_t kQuietNan = 0x7fc00000;
+
+// What a tile function of an ISA works on, P panels times T tokens: the first panel's bytes, bytes from panel to panel,
+// blocks in a row, the tokens' activations; out[(p * T + t) * 16 + lane].
+struct Tile {
+  const uint8_t* w;
+  size_t panel, blocks;
+  const uint8_t* const* acts;
+  float* out;
+};
+
+template <class Act, int T>
+inline void act_pointers(const Tile& job, const Act* (&act)[T]) {
+  for (int t = 0; t < T; ++t) act[t] = reinterpret_cast<const Act*>(job.acts[t]);
+}
 
 // Row t's activations.
 inline const uint8_t* act_row(const uint8_t* acts, const uint32_t* index, size_t t, size_t stride) {

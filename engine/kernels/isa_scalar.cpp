@@ -6,6 +6,7 @@
 
 #include "kernels/act.h"
 #include "kernels/kernels.h"
+#include "kernels/scalar.h"
 #include "quant/codec.h"
 
 namespace smoe {
@@ -48,8 +49,11 @@ void quantize_32(const float* x, size_t cols, Act32* out) {
 void quantize_256(const float* x, size_t cols, Act256* out) {
   for (size_t k = 0; k < cols; k += 256, ++out) {
     out->d = quantize_block(x + k, 256, out->q);
-    for (size_t s = 0; s < 16; ++s) out->start32[s] = -32 * sum_of(out->q + 16 * s, 16);
-    for (size_t s = 0; s < 8; ++s) out->sum[s] = static_cast<int16_t>(sum_of(out->q + 32 * s, 32));
+    for (size_t s = 0; s < 16; ++s) {
+      out->sum16[s] = static_cast<int16_t>(sum_of(out->q + 16 * s, 16));
+      out->start32[s] = -32 * out->sum16[s];
+    }
+    for (size_t s = 0; s < 8; ++s) out->sum32[s] = static_cast<int16_t>(sum_of(out->q + 32 * s, 32));
     std::fill(std::begin(out->zero), std::end(out->zero), 0);
   }
 }
@@ -204,4 +208,7 @@ constexpr Kernels kScalar = {"scalar",    0,        always,   quantize_act, matm
 const RegisterKernels registration(&kScalar);
 
 }  // namespace
+
+const Kernels& scalar_kernels() { return kScalar; }
+
 }  // namespace smoe

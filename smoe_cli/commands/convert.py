@@ -31,11 +31,11 @@ class TerminalUi:
     def planned(self, job: Job) -> None:
         plan = job.plan
         console.say(f"{job.stem}: {plan.arch.family}, {len(plan.arch.layers)} layers, {len(plan.experts)} experts")
-        for line in _fallback_lines(plan.fallbacks):
-            console.say(f"  {line}")
         console.say(
             f"  output {show(job.output_bytes)}: experts {show(plan.records_bytes)}, trunk {show(plan.trunk_bytes)}"
         )
+        for line in _fallback_lines(plan.fallbacks):
+            console.say(f"  {line}")
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.meter.update(done_bytes, total_bytes)

@@ -14,7 +14,7 @@ from smoe_cli.convert.checkpoint import Checkpoint, optional_patterns
 from smoe_cli.convert.encodings import SOURCE, TIED, is_plain, resolve_encoding
 from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.safetensors import WEIGHT_DTYPES, SourceTensor
-from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
 from smoe_cli.families.arch import Arch, TrunkTensor, resolve, trunk_tensors
 
 PARTS = ("gate", "up", "down")
@@ -86,7 +86,7 @@ class Plan:
 
 
 def make_plan(checkpoint: Checkpoint, quant: str, roles: dict[str, str]) -> Plan:
-    """The plan of a conversion. UsageError names the tensors that do not fit the family or its config."""
+    """The plan of a conversion. CorruptError names the tensors that do not fit."""
     family, config = checkpoint.family, checkpoint.config
     arch = resolve(family, config)
     notices = [*checkpoint.notices, *arch.notices]
@@ -151,7 +151,7 @@ class _Builder:
         """A source tensor of a weight dtype; an error if it is missing, already used or packed."""
         tensor = self.checkpoint.tensors.get(name)
         if tensor is None:
-            raise UsageError(f"the checkpoint holds no {name} ({what})", self._unmatched_hint())
+            raise CorruptError(f"the checkpoint holds no {name} ({what})", self._unmatched_hint())
         if tensor.dtype not in WEIGHT_DTYPES:
             raise UnsupportedError(f"{name} has dtype {tensor.dtype}: packed weights are not read as numbers")
         self.used.add(name)
@@ -169,7 +169,7 @@ class _Builder:
         name = self.family.source_name(needed.name)
         tensor = self.take(name, needed.name)
         if tensor.shape != needed.shape:
-            raise UsageError(f"{name} has shape {list(tensor.shape)}, config.json says {list(needed.shape)}")
+            raise CorruptError(f"{name} has shape {list(tensor.shape)}, config.json says {list(needed.shape)}")
         rows, cols = needed.shape if len(needed.shape) == 2 else (1, needed.shape[0])
         encoding = self.encoding(needed.name, self.wanted(needed), tensor.dtype, cols)
         keeps_rows = is_plain(encoding) or (needed.role == "embed" and not self.arch.tied_head)
@@ -197,8 +197,8 @@ class _Builder:
         width = ffn.expert_width
         cols = {"gate": hidden, "up": hidden, "down": width}
         encodings = tuple(
-            self.encoding(f"layers.{index}.experts.{part}", self.roles[f"expert.{part}"], source.dtype, cols[part])
-            for part, source in zip(PARTS, sources[0], strict=True)
+            self.encoding(f"layers.{index}.experts.{part}", self.roles[f"expert.{part}"], _widest(column), cols[part])
+            for part, column in zip(PARTS, zip(*sources, strict=True), strict=True)
         )
         layout = _core.record_layout(hidden, width, *encodings)
         offsets = (layout["gate"], layout["up"], layout["down"])
@@ -211,14 +211,14 @@ class _Builder:
     def _sources(self, index: int) -> list[tuple[Matrix, Matrix, Matrix]]:
         names = self.family.experts
         if names is None:
-            raise UsageError(f"family {self.family.name} has no experts, config.json says layer {index} has")
+            raise CorruptError(f"family {self.family.name} has no experts, config.json says layer {index} has")
         single = names.gate.replace("{L}", str(index)).replace("{E}", "0")
         fused = names.fused_gate_up.replace("{L}", str(index))
         if fused and fused in self.checkpoint.tensors:
             return self._fused(index, fused, names.fused_down.replace("{L}", str(index)), names.square_is)
         if single not in self.checkpoint.tensors:
             looked = f"{single}{' nor ' + fused if fused else ''}"
-            raise UsageError(f"layer {index} has no experts under a known name: no {looked}", self._unmatched_hint())
+            raise CorruptError(f"layer {index} has no experts under a known name: no {looked}", self._unmatched_hint())
         return [self._separate(index, expert) for expert in range(self.arch.layers[index].ffn.experts)]
 
     def _separate(self, index: int, expert: int) -> tuple[Matrix, Matrix, Matrix]:
@@ -231,7 +231,7 @@ class _Builder:
             tensor = self.take(name, f"{part} of expert {expert} of layer {index}")
             shape = (hidden, width) if part == "down" else (width, hidden)
             if tensor.shape != shape:
-                raise UsageError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
+                raise CorruptError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
             found.append(self.matrix(tensor, *shape))
         return found[0], found[1], found[2]
 
@@ -244,6 +244,11 @@ class _Builder:
         down = self.take(down_name, f"down of layer {index}")
         turned_in = _orientation(gate_up, ffn.experts, 2 * width, hidden, square_is)
         turned_out = _orientation(down, ffn.experts, hidden, width, square_is)
+        if turned_in != turned_out:
+            raise CorruptError(
+                f"{gate_up_name} {list(gate_up.shape)} and {down_name} {list(down.shape)} are stored in different "
+                f"orientations, or the square one is not [experts, {square_is.replace('_', ', ')}] as in this family"
+            )
         return [
             (
                 self.matrix(gate_up, width, hidden, expert=expert, first=0, transposed=turned_in),
@@ -261,7 +266,7 @@ class _Builder:
         unknown = [name for name in left if name not in skipped and not any(fnmatchcase(name, p) for p in ignore)]
         if unknown:
             listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-            raise UsageError(
+            raise CorruptError(
                 f"{len(unknown)} tensors of the checkpoint have no place in family {self.family.name}: {listed}",
                 "the model is of another make than its config.json says, or the family file lacks their names",
             )
@@ -272,6 +277,12 @@ class _Builder:
         )
 
 
+def _widest(sources: Iterable[Matrix]) -> str:
+    """The dtype that holds the values of all of a layer's experts exactly."""
+    dtypes = {source.dtype for source in sources}
+    return dtypes.pop() if len(dtypes) == 1 else "F32"
+
+
 def _orientation(tensor: SourceTensor, experts: int, rows: int, cols: int, square_is: str) -> bool:
     """Whether a fused tensor is stored [experts, in, out]: by its shape, or the family's rule where that is square."""
     if tensor.shape == (experts, rows, cols) == (experts, cols, rows):
@@ -280,7 +291,7 @@ def _orientation(tensor: SourceTensor, experts: int, rows: int, cols: int, squar
         return False
     if tensor.shape == (experts, cols, rows):
         return True
-    raise UsageError(
+    raise CorruptError(
         f"{tensor.name} has shape {list(tensor.shape)}, "
         f"config.json says {[experts, rows, cols]} or {[experts, cols, rows]}"
     )

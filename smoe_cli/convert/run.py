@@ -10,7 +10,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from smoe_cli.convert.encodings import choose_roles
 from smoe_cli.convert.manifest import build_manifest
 from smoe_cli.convert.plan import Plan, make_plan
+from smoe_cli.convert.ui import Ui
 from smoe_cli.convert.write import VaultWrite, discard
 from smoe_cli.errors import ResourceError, SmoeError, UsageError
 from smoe_cli.families.arch import arch_json
@@ -38,14 +39,6 @@ class Options:
     roles: tuple[str, ...] = ()
     jobs: int = 0  # 0 = every CPU this process may use
     fresh: bool = False
-
-
-class Ui(Protocol):
-    """How a conversion speaks to its caller."""
-
-    def notice(self, text: str) -> None: ...
-    def planned(self, job: Job) -> None: ...
-    def progress(self, done_bytes: int, total_bytes: int) -> None: ...
 
 
 @dataclass
@@ -78,9 +71,9 @@ def prepare(options: Options, ui: Ui) -> Job:
     files = tok.collect(options.source, checkpoint.config, default)
     tok.check(files, plan.arch.vocab, lambda ids: _embedding_rows(checkpoint, plan, ids))
     job = Job(options, checkpoint, plan, files, _stem(options))
+    ui.planned(job)
     for notice in (*plan.notices, *files.notices):
         ui.notice(notice)
-    ui.planned(job)
     return job
 
 
@@ -110,10 +103,10 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
         _require_same(job, source)
         ui.notice(f"{job.vault} is up to date")
         return report(job) | {"unchanged": True}
+    _require_room(job)
     write = VaultWrite(
         plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options)
     )
-    _require_room(job)
     if write.resumed:
         ui.notice(
             f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already"
@@ -165,19 +158,13 @@ def report(job: Job) -> dict[str, Any]:
 def _jobs(options: Options) -> int:
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} is not a number of threads")
-    return options.jobs or len(os.sched_getaffinity(0))
+    return options.jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:
-    """Source, options and converter: part files made from anything else are refused."""
-    plan = job.plan
-    parts = [
-        source,
-        __version__,
-        [(t.name, t.encoding, t.layout) for t in plan.tensors],
-        sorted(plan.encodings().items()),
-    ]
-    return "sha256:" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    """Source, converter and options, readable: part files made from anything else are refused with both shown."""
+    digest = hashlib.sha256(json.dumps([source, __version__], sort_keys=True).encode()).hexdigest()
+    return " ".join([digest[:16], "with", job.options.quant, *job.options.roles])
 
 
 def _require_same(job: Job, source: dict[str, Any]) -> None:
@@ -210,7 +197,7 @@ def _require_target(job: Job) -> None:
 
 
 def _require_room(job: Job) -> None:
-    """The writer has reserved the room of its part files; what they hold is not asked for again."""
+    """Room for what is not there yet: the writer reserves its part files, and what they hold is not asked for twice."""
     parts = [job.vault.with_name(job.vault.name + ".part")]
     parts.append(job.vault.with_name(f"{job.stem}.scout.safetensors.part"))
     held = sum(part.stat().st_blocks * 512 for part in parts if part.exists())

@@ -39,8 +39,8 @@ class Rendered:
 
 
 def render_samples(template: str, special: dict[str, str]) -> Rendered:
-    """The template over small conversations: with and without system message, generation prompt, thinking. ``special`` are
-    the names templates use for tokens (bos_token ...)."""
+    """The template over small conversations: with and without system message, generation prompt, thinking. ``special``
+    are the names templates use for tokens (bos_token ...)."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

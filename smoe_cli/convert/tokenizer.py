@@ -75,7 +75,7 @@ def check(files: TokenizerFiles, vocab: int, rows: Rows) -> None:
 
 
 def _build_main(folder: Path, files: TokenizerFiles) -> None:
-    """tokenizer.json from older files (tokenizer.model, or vocab.json and merges.txt), as transformers converts them."""
+    """tokenizer.json from older files (tokenizer.model, or vocab.json and merges.txt), made by transformers."""
     if not {"tokenizer.model", "vocab.json"} & set(files.contents):
         files.notices.append("no tokenizer: the vault works on token ids only, it cannot chat")
         return
@@ -141,7 +141,7 @@ def _eos_union(configs: list[dict[str, Any]], settings: dict[str, Any], ids: dic
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UsageError(f"eos_token_id is {stated!r}, expected a token id or a list of them")
+                raise CorruptError(f"eos_token_id is {stated!r}, expected a token id or a list of them")
             found.append(value)
     token = content_of(settings.get("eos_token"))
     if token in ids:

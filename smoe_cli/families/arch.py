@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.errors import CorruptError, UnsupportedError
 from smoe_cli.families.rope import Rope, RopeInput, resolve_rope
 from smoe_cli.families.spec import Family, Key
 
-LIMIT = 1 << 24  # no dimension of a real model is near it; a number above is a damaged config
+# No real model is near these; a number above is a damaged config.
+LIMIT, MAX_LAYERS, MAX_EXPERTS = 1 << 24, 4096, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -104,30 +105,30 @@ class _Numbers:
         if key.default_from == "hidden/heads":
             hidden, heads = self.integer("hidden"), self.integer("heads")
             if hidden % heads:
-                raise UsageError(
+                raise CorruptError(
                     f"config.json states no {key.keys[0]}; hidden {hidden} does not divide by {heads} heads"
                 )
             return hidden // heads
         if key.has_default:
             return key.default
         names = " or ".join(key.keys)
-        raise UsageError(f"config.json states no {names}", f"family {self.family.name} needs it for {name}")
+        raise CorruptError(f"config.json states no {names}", f"family {self.family.name} needs it for {name}")
 
     def key(self, name: str) -> str:
         return self.family.config[name].keys[0]
 
-    def integer(self, name: str, least: int = 1) -> int:
+    def integer(self, name: str, least: int = 1, most: int = LIMIT) -> int:
         value = self.raw(name)
         if value is None:
             return 0
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LIMIT:
-            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected {least} to {LIMIT}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected {least} to {most}")
         return value
 
     def flag(self, name: str) -> bool:
         value = self.raw(name)
         if value is not None and not isinstance(value, bool):
-            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected true or false")
+            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected true or false")
         return bool(value)
 
     def number(self, name: str) -> float:
@@ -135,21 +136,21 @@ class _Numbers:
         if value is None:
             return 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected a number")
+            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected a number")
         return float(value)
 
     def integers(self, name: str) -> list[int]:
         value = self.raw(name) or []
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise UsageError(f"config.json: {self.key(name)} is {value!r}, expected a list of numbers")
+            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected a list of numbers")
         return value
 
 
 def resolve(family: Family, config: dict[str, Any]) -> Arch:
-    """The architecture of a checkpoint. UsageError names a missing or absurd number."""
+    """The architecture of a checkpoint. CorruptError names a missing or absurd number."""
     numbers = _Numbers(family, config)
     _refuse(family, numbers)
-    layers = numbers.integer("layers")
+    layers = numbers.integer("layers", most=MAX_LAYERS)
     rope = _rope(family, numbers)
     windows = _windows(family, numbers, layers)
     return Arch(
@@ -212,7 +213,7 @@ def _windows(family: Family, numbers: _Numbers, layers: int) -> list[int]:
 def _attention(family: Family, numbers: _Numbers, window: int) -> Attention:
     heads, kv_heads = numbers.integer("heads"), numbers.integer("kv_heads")
     if heads % kv_heads:
-        raise UsageError(f"config.json: {heads} query heads do not divide by {kv_heads} key-value heads")
+        raise CorruptError(f"config.json: {heads} query heads do not divide by {kv_heads} key-value heads")
     biased = numbers.flag("attention_bias") if "attention_bias" in family.config else bool(family.bias)
     return Attention(
         heads=heads,
@@ -226,13 +227,13 @@ def _attention(family: Family, numbers: _Numbers, window: int) -> Attention:
 
 
 def _ffn(family: Family, numbers: _Numbers, index: int) -> Ffn:
-    experts = numbers.integer("experts", least=0)
+    experts = numbers.integer("experts", least=0, most=MAX_EXPERTS)
     step = numbers.integer("sparse_step") if "sparse_step" in family.config else 1
     if not experts or index in numbers.integers("dense_layers") or (index + 1) % step:
         return Ffn(width=numbers.integer("width"))
     top_k = numbers.integer("top_k")
     if top_k > experts:
-        raise UsageError(f"config.json: {top_k} experts per token of {experts}")
+        raise CorruptError(f"config.json: {top_k} experts per token of {experts}")
     return Ffn(
         experts=experts,
         top_k=top_k,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.errors import CorruptError, UnsupportedError
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 F32 = NDArray[np.float32]
@@ -40,7 +40,7 @@ def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
     """The one rope dictionary of a config, of either spelling, with ``rope_type`` and (where stated) ``rope_theta``."""
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(found, dict):
-        raise UsageError(f"config.json: rope settings are {found!r}, expected an object")
+        raise CorruptError(f"config.json: rope settings are {found!r}, expected an object")
     if any(isinstance(value, dict) for value in found.values()):
         raise UnsupportedError("config.json: rope settings per layer type are not supported")
     settings = dict(found)
@@ -62,7 +62,7 @@ def resolve_rope(config: dict[str, Any], given: RopeInput, notices: list[str]) -
     theta = settings.get("rope_theta")
     if theta is None:
         if given.theta_default is None:
-            raise UsageError(
+            raise CorruptError(
                 "config.json states no rope_theta, and this family has no default for it",
                 "add rope_theta, at the top level or in rope_parameters",
             )
@@ -73,11 +73,11 @@ def resolve_rope(config: dict[str, Any], given: RopeInput, notices: list[str]) -
         raise UnsupportedError(f"config.json: partial_rotary_factor {partial} in a family that rotates whole heads")
     dim = int(given.head_dim * partial)
     if dim < 2 or dim % 2:
-        raise UsageError(f"config.json: {dim} rotated values per head, expected an even number")
+        raise CorruptError(f"config.json: {dim} rotated values per head, expected an even number")
     make = {"default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3}[kind]
     inv_freq, scale, max_positions = make(float(theta), dim, settings, given.max_positions)
     if not np.all(np.isfinite(inv_freq)) or not math.isfinite(scale):
-        raise UsageError(f"config.json: the rope settings {settings} give frequencies that are not finite")
+        raise CorruptError(f"config.json: the rope settings {settings} give frequencies that are not finite")
     return Rope(tuple(float(str(value)) for value in inv_freq), scale, max_positions)
 
 
@@ -85,10 +85,10 @@ def _number(settings: dict[str, Any], key: str, default: float | None = None) ->
     value = settings.get(key)
     if value is None:
         if default is None:
-            raise UsageError(f"config.json: rope type {settings['rope_type']!r} needs {key!r}")
+            raise CorruptError(f"config.json: rope type {settings['rope_type']!r} needs {key!r}")
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"config.json: rope {key} is {value!r}, expected a number")
+        raise CorruptError(f"config.json: rope {key} is {value!r}, expected a number")
     return value
 
 

@@ -1,0 +1,172 @@
+"""Small random checkpoints in the Hugging Face layout, made with NumPy alone, for the tests of convert.
+
+Tensor names come from the family files; that these are the real names is shown by test_convert_oracle.py, which
+converts what transformers itself saves.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe_cli.families.arch import Arch, resolve, trunk_tensors
+from smoe_cli.families.spec import Family, match_family
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    "qwen3_moe": {**EXPERTS, "head_dim": 32},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "clip_qkv": 2.0},
+}
+ITEM = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}
+
+
+def config_of(family: str, **more: Any) -> dict[str, Any]:
+    return {"model_type": family, **SIZES, **CONFIGS[family], **more}
+
+
+def to_dtype(values: np.ndarray, dtype: str) -> bytes:
+    """Little-endian bytes; bfloat16 rounded to nearest even."""
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype == "F32":
+        return values.tobytes()
+    if dtype == "F16":
+        return values.astype(np.float16).tobytes()
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+
+
+def from_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    raw = np.frombuffer(data, np.uint8)
+    if dtype == "F32":
+        return raw.view(np.float32).reshape(shape)
+    if dtype == "F16":
+        return raw.view(np.float16).astype(np.float32).reshape(shape)
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+    header, offset = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + b"".join(data for _, _, data in tensors.values()))
+
+
+@dataclass
+class FakeCheckpoint:
+    """Tensors by name as (dtype, shape, bytes), and a config; change either, then ``write``."""
+
+    config: dict[str, Any]
+    seed: int = 0
+    dtype: str = "BF16"
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        family = match_family(self.config)
+        arch = resolve(family, self.config)
+        for tensor in trunk_tensors(arch):
+            values = rng.normal(1.0 if tensor.role == "norm" else 0.0, 0.3, tensor.shape)
+            self.put(family.source_name(tensor.name), values)
+        for name, shape in expert_shapes(family, arch).items():
+            self.put(name, rng.normal(0, 0.3, shape))
+
+    def put(self, name: str, values: np.ndarray, dtype: str = "") -> None:
+        dtype = dtype or self.dtype
+        self.tensors[name] = (dtype, values.shape, to_dtype(values, dtype))
+
+    def values(self, name: str) -> np.ndarray:
+        dtype, shape, data = self.tensors[name]
+        return from_bytes(data, dtype, shape)
+
+    def write(self, folder: Path, shards: int = 1) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        if shards == 1:
+            write_safetensors(folder / "model.safetensors", self.tensors)
+            return folder
+        names = list(self.tensors)
+        weight_map = {}
+        for shard in range(shards):
+            file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+            part = names[shard::shards]
+            write_safetensors(folder / file, {name: self.tensors[name] for name in part})
+            weight_map |= dict.fromkeys(part, file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        return folder
+
+    def fuse(self, layer: int, turned: bool = False) -> None:
+        """Stack a layer's experts into gate_up [E, 2I, H] and down [E, H, I], or with the last two axes turned."""
+        family = match_family(self.config)
+        arch = resolve(family, self.config)
+        assert family.experts is not None
+        stacks: dict[str, list[np.ndarray]] = {"gate": [], "up": [], "down": []}
+        for part, stack in stacks.items():
+            for expert in range(arch.layers[layer].ffn.experts):
+                name = getattr(family.experts, part).replace("{L}", str(layer)).replace("{E}", str(expert))
+                stack.append(self.values(name))
+                del self.tensors[name]
+        gate_up = np.concatenate([np.stack(stacks["gate"]), np.stack(stacks["up"])], axis=1)
+        down = np.stack(stacks["down"])
+        if turned:
+            gate_up, down = gate_up.transpose(0, 2, 1), down.transpose(0, 2, 1)
+        self.put(family.experts.fused_gate_up.replace("{L}", str(layer)), gate_up)
+        self.put(family.experts.fused_down.replace("{L}", str(layer)), down)
+
+
+def expert_shapes(family: Family, arch: Arch) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for index in arch.moe_layers():
+        assert family.experts is not None
+        ffn = arch.layers[index].ffn
+        for expert in range(ffn.experts):
+            for part in ("gate", "up", "down"):
+                name = getattr(family.experts, part).replace("{L}", str(index)).replace("{E}", str(expert))
+                found[name] = (arch.hidden, ffn.expert_width) if part == "down" else (ffn.expert_width, arch.hidden)
+    return found
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>")
+
+
+def write_tokenizer(
+    folder: Path, template: str | None = TEMPLATE, markers: tuple[str, ...] = MARKERS, **settings: Any
+) -> None:
+    """A character-level tokenizer with ChatML markers: tokenizer.json and tokenizer_config.json."""
+    characters = [chr(code) for code in range(33, 33 + 80)]
+    vocab = {text: token for token, text in enumerate([*markers, *characters])}
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    added = [{"id": vocab[text], "content": text, "special": True, **dict.fromkeys(flags, False)} for text in markers]
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": []},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    stated = {"eos_token": "<|im_end|>", "bos_token": None, **settings}
+    if template is not None:
+        stated["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
