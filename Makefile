@@ -53,7 +53,26 @@ check: setup $(STAMP)-test  ## types, style, formatting
 
 check-full: check  ## everything: slow tests, sanitizers, fuzzers
 	$(BIN)/python -m pytest
-	scripts/sanitize.sh
+	VENV=$(VENV) scripts/sanitize.sh
+
+# The peer of the speed measurement, built from source for this CPU. Where it stands may be overridden.
+PEER_VENV ?= .venv-peer
+BENCH_OUT ?= checkpoints/bench-results
+
+$(PEER_VENV)/bin/python:
+	$(PYTHON) -m venv $(PEER_VENV)
+	CMAKE_ARGS=-DGGML_NATIVE=ON $(PEER_VENV)/bin/pip install -q --no-binary llama-cpp-python llama-cpp-python==0.3.36
+
+vault/bench.smoe: | setup
+	test -d checkpoints/bench || $(BIN)/python scripts/make_bench_model.py checkpoints/bench
+	$(BIN)/smoe convert checkpoints/bench --name bench --quant q4_0 --role head=q6_k
+
+checkpoints/bench.gguf: | vault/bench.smoe
+	$(BIN)/python scripts/bench_model_to_gguf.py vault/bench.smoe $@
+
+bench: checkpoints/bench.gguf $(PEER_VENV)/bin/python  ## measure against llama.cpp (18 GB of disk, a quarter of an hour)
+	$(BIN)/python scripts/bench_vs_llama.py --vault vault/bench.smoe --gguf checkpoints/bench.gguf \
+	  --peer-python $(PEER_VENV)/bin/python --out $(BENCH_OUT)
 
 format:  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

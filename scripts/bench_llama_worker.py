@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""llama.cpp as the other side of a measurement: one model, driven by token ids, one JSON line per request and answer.
+
+Runs under the Python that has `llama-cpp-python`, and needs nothing else of it: ids go straight to `llama_decode`, so
+that the work is the same as ours, no tokenizer, no sampling beyond the logits. bench_vs_llama.py speaks to it:
+
+    {"op": "prefill", "ids": [...]}  from an empty context, logits of the last position  -> {"ms": 12.3, "top": 5}
+    {"op": "decode", "ids": [...]}   one call per id on what is there                    -> {"ms": [1.2, ...], "top": 5}
+    {"op": "logits", "ids": [...], "file": "x.npy"}  float32 [ids, vocab] from an empty context -> {}
+    {"op": "info"}  -> versions, CPU features, what was asked of the library
+
+It first says {"base_rss_bytes": N}, what this Python weighs before the model, and waits for a line: whoever limits its
+memory can grant N on top, so that the limit is the library's own. Then it loads and says {"ready": true, "vocab": N}.
+Times are the wall clock of this process around `llama_decode` and the arrival of its logits, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+LOG_LEVEL_ERROR = 4
+
+
+def quiet_log(level: int, text: bytes, _user: Any) -> None:
+    """What the library has to say, on stderr when it is an error: stdout belongs to the answers."""
+    if level == LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode("utf-8", errors="replace"))
+
+
+LOG_CALLBACK = llama_cpp.llama_log_callback(quiet_log)  # kept alive: the library holds the pointer
+
+
+class Peer:
+    """A loaded model and one context of it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        llama_cpp.llama_log_set(LOG_CALLBACK, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        model = llama_cpp.llama_model_default_params()
+        model.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if options.mmap else llama_cpp.LLAMA_LOAD_MODE_AUTO
+        model.use_extra_bufts = not options.no_repack
+        model.n_gpu_layers = 0
+        start = time.perf_counter()
+        self.model = llama_cpp.llama_model_load_from_file(os.fsencode(options.model), model)
+        if not self.model:
+            sys.exit(f"error: llama.cpp could not load {options.model}")
+        context = llama_cpp.llama_context_default_params()
+        context.n_ctx = options.ctx
+        context.n_batch = context.n_ubatch = 512
+        context.n_threads = context.n_threads_batch = options.threads
+        self.context = llama_cpp.llama_init_from_model(self.model, context)
+        self.load_ms = (time.perf_counter() - start) * 1e3
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.options = options
+        self.position = 0
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+        self.position = 0
+
+    def run(self, ids: list[int], all_logits: bool = False) -> tuple[float, int]:
+        """One llama_decode of ``ids`` after what is there: (milliseconds, the likeliest next id)."""
+        batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+        try:
+            batch.n_tokens = len(ids)
+            for i, token in enumerate(ids):
+                batch.token[i], batch.pos[i] = token, self.position + i
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+                batch.logits[i] = all_logits or i == len(ids) - 1
+            start = time.perf_counter()
+            code = llama_cpp.llama_decode(self.context, batch)
+            if code:
+                sys.exit(f"error: llama_decode answered {code}")
+            logits = llama_cpp.llama_get_logits_ith(self.context, -1)  # waits for the computation
+            ms = (time.perf_counter() - start) * 1e3
+        finally:
+            llama_cpp.llama_batch_free(batch)
+        self.position += len(ids)
+        return ms, int(np.argmax(np.ctypeslib.as_array(logits, (self.vocab,))))
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        op = request["op"]
+        if op == "prefill":
+            self.clear()
+            ms, top = self.run(request["ids"])
+            return {"ms": ms, "top": top}
+        if op == "decode":
+            steps = [self.run([token]) for token in request["ids"]]
+            return {"ms": [ms for ms, _ in steps], "top": steps[-1][1]}
+        if op == "logits":
+            self.clear()
+            self.run(request["ids"], all_logits=True)
+            rows = [llama_cpp.llama_get_logits_ith(self.context, i) for i in range(len(request["ids"]))]
+            np.save(request["file"], np.stack([np.ctypeslib.as_array(row, (self.vocab,)).copy() for row in rows]))
+            return {}
+        if op == "info":
+            return {
+                "llama_cpp_python": version("llama_cpp_python"),
+                "system": llama_cpp.llama_print_system_info().decode(),
+                "mmap": self.options.mmap,
+                "repack": not self.options.no_repack,
+                "threads": self.options.threads,
+                "load_ms": self.load_ms,
+            }
+        raise ValueError(f"no such op: {op}")
+
+
+def base_rss_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="llama.cpp behind JSON lines; see the top of this file.")
+    parser.add_argument("--model", required=True, help="a .gguf")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--ctx", type=int, default=1024)
+    parser.add_argument("--mmap", action="store_true", help="map the file; otherwise the library's own choice")
+    parser.add_argument("--no-repack", action="store_true", help="use the weights as they lie in the file")
+    options = parser.parse_args()
+    print(json.dumps({"base_rss_bytes": base_rss_bytes()}), flush=True)
+    sys.stdin.readline()
+    peer = Peer(options)
+    print(json.dumps({"ready": True, "vocab": peer.vocab}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(peer.answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

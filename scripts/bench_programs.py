@@ -1,0 +1,183 @@
+"""The two programs of a measurement behind one face: start, prefill, decode, stop. Both are fed fixed ids.
+
+Ours is `smoe-engine --serve` over its line protocol. A decode step is a request for one token whose ids are the last
+request's and one more, so that exactly one token is computed and the text stays the given one: with greedy text from
+random weights the routing collapses onto a few experts. The peer is bench_llama_worker.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench_machine import io_read_bytes, peak_rss_bytes
+from cgroup import MemoryCgroup
+
+from smoe_cli.engine.flags import EngineFlags
+from smoe_cli.engine.process import EngineProcess, engine_path
+from smoe_cli.engine.protocol import Done, Generate, Sampling
+
+GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
+WORKER = Path(__file__).with_name("bench_llama_worker.py")
+
+
+class Program(Protocol):
+    """A program under measurement. Times are wall-clock milliseconds as its client sees them."""
+
+    name: str
+
+    def start(self, group: MemoryCgroup | None = None) -> None:
+        """Returns once the program has been told to load; the first answer comes after it has."""
+
+    def prefill(self, ids: list[int]) -> float:
+        """From an empty context to the first token."""
+
+    def decode(self, ids: list[int]) -> list[float]:
+        """One step per id, after what is there."""
+
+    def details(self) -> dict[str, Any]: ...
+
+    def read_bytes(self) -> int: ...
+
+    def peak_rss_bytes(self) -> int: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass
+class Ours:
+    """`smoe-engine` on a vault."""
+
+    name: str
+    vault: Path
+    flags: EngineFlags
+    engine: Path | None = None
+    counters: list[dict[str, float]] = field(default_factory=list)  # the engine's own, one entry per request
+    _process: EngineProcess | None = None
+    _ids: list[int] = field(default_factory=list)
+
+    def start(self, group: MemoryCgroup | None = None) -> None:
+        argv = [str(self.engine or engine_path()), "--vault", str(self.vault), "--serve", *self.flags.argv()]
+        self._process = EngineProcess(group.command(argv) if group else argv)
+
+    def prefill(self, ids: list[int]) -> float:
+        self._running.reset()
+        self._ids = list(ids)
+        return self._request()
+
+    def decode(self, ids: list[int]) -> list[float]:
+        times = []
+        for token in ids:
+            self._ids.append(token)
+            times.append(self._request())
+        return times
+
+    def _request(self) -> float:
+        start = time.perf_counter()
+        request = Generate(self._ids, max_tokens=1, sampling=GREEDY)
+        done = [m for m in self._running.generate(request) if isinstance(m, Done)]
+        ms = (time.perf_counter() - start) * 1e3
+        self.counters.append(done[0].counters)
+        return ms
+
+    @property
+    def _running(self) -> EngineProcess:
+        assert self._process is not None
+        return self._process
+
+    def details(self) -> dict[str, Any]:
+        return self._running.info()
+
+    def read_bytes(self) -> int:
+        return io_read_bytes(self._running.pid)
+
+    def peak_rss_bytes(self) -> int:
+        return peak_rss_bytes(self._running.pid)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+
+@dataclass
+class Peer:
+    """llama.cpp through its worker. ``options`` are the worker's flags."""
+
+    name: str
+    python: Path
+    model: Path
+    threads: int
+    options: tuple[str, ...] = ()
+    base_rss_bytes: int = 0
+    _process: subprocess.Popen[str] | None = None
+    _ready: bool = False
+
+    def start(self, group: MemoryCgroup | None = None) -> None:
+        argv = [str(self.python), str(WORKER), "--model", str(self.model), "--threads", str(self.threads)]
+        limit = group.limit_bytes if group else 0
+        if group:
+            group.set_limit(limit + (1 << 30))  # room for Python's start; its weight is known a moment later
+        command = group.command([*argv, *self.options]) if group else [*argv, *self.options]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ready = False
+        self.base_rss_bytes = self._receive()["base_rss_bytes"]
+        if group:
+            group.set_limit(limit + self.base_rss_bytes)
+        self._send({})
+
+    def prefill(self, ids: list[int]) -> float:
+        start = time.perf_counter()
+        self._ask({"op": "prefill", "ids": ids})
+        return (time.perf_counter() - start) * 1e3
+
+    def decode(self, ids: list[int]) -> list[float]:
+        times: list[float] = self._ask({"op": "decode", "ids": ids})["ms"]
+        return times
+
+    def logits(self, ids: list[int], file: Path) -> None:
+        """Writes float32 [ids, vocab] to ``file`` (.npy)."""
+        self._ask({"op": "logits", "ids": ids, "file": str(file)})
+
+    def details(self) -> dict[str, Any]:
+        return self._ask({"op": "info"}) | {"base_rss_bytes": self.base_rss_bytes}
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise RuntimeError(f"{self.name}: the worker ended with {code}" + (", killed for memory?" * (code == -9)))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        if not self._ready:
+            self._receive()
+            self._ready = True
+        self._send(message)
+        return self._receive()
+
+    def read_bytes(self) -> int:
+        assert self._process is not None
+        return io_read_bytes(self._process.pid)
+
+    def peak_rss_bytes(self) -> int:
+        assert self._process is not None
+        return peak_rss_bytes(self._process.pid) - self.base_rss_bytes
+
+    def stop(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None

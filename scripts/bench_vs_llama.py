@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""smoe and llama.cpp side by side, on byte-identical weights, the same fixed ids, alternating in one run.
+
+    scripts/bench_vs_llama.py --vault vault/bench.smoe --gguf checkpoints/bench.gguf \\
+        --peer-python .venv-peer/bin/python --out tests/bench_data/2026-01-31-name
+
+Before anything is timed the logits of both are compared on a short prompt. Then, as asked by --parts:
+
+  ram     everything resident: prefill of 64 and 512 tokens, decode
+  cgroup  a memory cgroup of 1/2 and 1/4 of the GGUF, caches dropped, a fresh process each round: first token of a cold
+          process, first token of a warm one, decode; bytes read per token. llama.cpp maps the file, with the block
+          device's own read-ahead and with 128 KiB, its best. Needs root; without it the part is skipped, loudly.
+
+Writes raw.json and README.md (a table of medians with their spread and ratios) to --out. The disk and the memory are
+measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import bench_machine as machine
+import bench_report
+import bench_routing
+from bench_programs import Ours, Peer, Program
+from cgroup import CgroupUnavailable, MemoryCgroup
+
+from smoe_cli.engine.flags import EngineFlags
+
+BEST_READ_AHEAD_KIB = 128
+COLD_PROMPT = 45
+CTX = 1024
+
+T = TypeVar("T")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Bench:
+    """One run: what was asked, the ids, the samples so far."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.vault = bench_routing.describe_vault(options.vault)
+        self.samples: list[dict[str, Any]] = []
+        self.details: dict[str, Any] = {}
+        self.model_bytes = options.gguf.stat().st_size
+
+    def ids(self, count: int, seed: int) -> list[int]:
+        """Fixed random ids: the same for every program, other ones for every round."""
+        return random.Random(seed).choices(range(self.vault["vocab"]), k=count)
+
+    def sample(self, part: str, arm: str, metric: str, value: float, round_: int) -> None:
+        entry = {"part": part, "arm": arm, "metric": metric, "round": round_, "value": value}
+        self.samples.append(entry | {"load": machine.load_average()})
+
+    def note(self, name: str, program: Program) -> None:
+        """Keeps what a program says of itself, but no paths: results are published."""
+        details = program.details()
+        self.details[name] = {key: value for key, value in details.items() if not str(value).startswith("/")}
+
+    def ours(self, **flags: Any) -> Ours:
+        return Ours("smoe", self.options.vault, EngineFlags(ctx=CTX, threads=self.options.threads, **flags))
+
+    def peer(self, name: str, *flags: str) -> Peer:
+        return Peer(name, self.options.peer_python, self.options.gguf, self.options.threads, flags)
+
+    # -- in RAM --
+
+    def in_ram(self) -> None:
+        programs: list[Program] = [self.ours(), self.peer("llama.cpp"), self.peer("llama.cpp no-repack", "--no-repack")]
+        with contextlib.ExitStack() as stack:
+            for program in programs:
+                program.start()
+                stack.callback(program.stop)
+                program.prefill(self.ids(512, 0))
+                program.decode(self.ids(8, 1))
+                self.note(f"ram/{program.name}", program)
+            for round_ in range(self.options.rounds):
+                for program in rotated(programs, round_):
+                    self._ram_round(program, round_)
+            for program in programs:
+                self.sample("ram", program.name, "peak_rss_bytes", program.peak_rss_bytes(), 0)
+
+    def _ram_round(self, program: Program, round_: int) -> None:
+        for count in (512, 64):
+            ms = program.prefill(self.ids(count, 100 + round_))
+            self.sample("ram", program.name, f"prefill_{count}_tok_s", count / ms * 1e3, round_)
+        steps = program.decode(self.ids(self.options.gen, 200 + round_))
+        self.sample("ram", program.name, "decode_tok_s", len(steps) / sum(steps) * 1e3, round_)
+        self.sample("ram", program.name, "decode_step_ms_median", statistics.median(steps), round_)
+        say(f"ram {round_} {program.name}: decode {len(steps) / sum(steps) * 1e3:.2f} tok/s")
+
+    # -- larger than memory --
+
+    def in_cgroup(self, fraction: int) -> None:
+        limit = self.model_bytes // fraction
+        part = f"cgroup 1/{fraction}"
+        own_kib = machine.read_ahead_kib(self.options.gguf) or 0
+        mapped = ("--mmap", "--no-repack")
+        arms: list[tuple[Program, int, int]] = [
+            (self.ours(budget=limit), own_kib, self.options.gen),
+            (self.peer(f"llama.cpp mmap {BEST_READ_AHEAD_KIB} KiB", *mapped), BEST_READ_AHEAD_KIB, self.options.gen),
+        ]
+        if own_kib != BEST_READ_AHEAD_KIB:
+            arms.append((self.peer(f"llama.cpp mmap {own_kib} KiB", *mapped), own_kib, max(4, self.options.gen // 8)))
+        for round_ in range(self.options.rounds):
+            self._disk(part, round_)
+            for program, kib, gen in rotated(arms, round_):
+                with machine.read_ahead(self.options.gguf, kib), MemoryCgroup(limit) as group:
+                    self._cgroup_round(part, program, group, gen, round_)
+
+    def why_no_cgroup(self) -> str:
+        """Empty if this process may make memory cgroups, drop caches and set the device's read-ahead."""
+        try:
+            machine.drop_caches()
+            with machine.read_ahead(self.options.gguf, BEST_READ_AHEAD_KIB), MemoryCgroup(self.model_bytes):
+                return ""
+        except (OSError, CgroupUnavailable) as error:
+            return str(error)
+
+    def _disk(self, part: str, round_: int) -> None:
+        machine.drop_caches()
+        rate = machine.disk_bytes_per_second(self.options.vault, max(self.vault["record_bytes"]), seed=round_)
+        self.sample(part, "disk", "read_bytes_s", rate, round_)
+
+    def _cgroup_round(self, part: str, program: Program, group: MemoryCgroup, gen: int, round_: int) -> None:
+        machine.drop_caches()
+        start = time.perf_counter()
+        program.start(group)
+        try:
+            if isinstance(program, Peer):
+                start = time.perf_counter()  # from the moment it may load: its Python is not what is measured
+            program.prefill(self.ids(COLD_PROMPT, 300 + round_))
+            self.sample(part, program.name, "first_token_cold_ms", (time.perf_counter() - start) * 1e3, round_)
+            ms = program.prefill(self.ids(COLD_PROMPT, 400 + round_))
+            self.sample(part, program.name, "first_token_warm_ms", ms, round_)
+            program.decode(self.ids(gen // 4, 500 + round_))
+            before = program.read_bytes()
+            steps = program.decode(self.ids(gen, 600 + round_))
+            read = program.read_bytes() - before
+            rate = len(steps) / sum(steps) * 1e3
+            self.sample(part, program.name, "decode_tok_s", rate, round_)
+            self.sample(part, program.name, "read_bytes_per_token", read / len(steps), round_)
+            self.sample(part, program.name, "decode_read_bytes_s", read / sum(steps) * 1e3, round_)
+            self.sample(part, program.name, "peak_rss_bytes", program.peak_rss_bytes(), round_)
+            self.sample(part, program.name, "group_peak_bytes", group.peak_bytes(), round_)
+            self.note(f"{part}/{program.name}", program)
+            say(f"{part} {round_} {program.name}: {rate:.2f} tok/s, {read / len(steps) / 1e6:.0f} MB/token")
+        finally:
+            program.stop()
+
+    # -- before and after --
+
+    def compare_logits(self) -> dict[str, Any]:
+        """Both programs' logits on a short prompt; stops the run when they are not the same model."""
+        file = self.options.out / "logits.npy"
+        peer = self.peer("llama.cpp")
+        peer.start()
+        try:
+            peer.logits(self.ids(16, 7), file)
+        finally:
+            peer.stop()
+        result = bench_routing.compare_logits(self.options.vault, self.ids(16, 7), file)
+        file.unlink()
+        say(f"logits: {result}")
+        if result["kl_mean"] > 0.05 or result["top1_agreement"] < 0.8:
+            sys.exit("error: the two programs do not compute the same function; nothing was timed")
+        return result
+
+    def streaming_floor(self) -> dict[str, Any]:
+        """Entropy of expert use on the measured ids, and what an LRU of the same memory would miss."""
+        ids = self.ids(COLD_PROMPT, 400) + self.ids(self.options.gen // 4, 500) + self.ids(self.options.gen, 600)
+        limits = {f"1/{n}": self.model_bytes // n for n in self.options.fractions}
+        return bench_routing.streaming_floor(self.options.vault, ids, COLD_PROMPT, self.options.gen, limits)
+
+
+def rotated(items: list[T], by: int) -> Iterator[T]:
+    """All of ``items``, beginning with another one each round: no program always runs after the same one."""
+    for i in range(len(items)):
+        yield items[(i + by) % len(items)]
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="smoe and llama.cpp side by side.")
+    parser.add_argument("--vault", type=Path, required=True, help="a .smoe")
+    parser.add_argument("--gguf", type=Path, required=True, help="the same weights, by bench_model_to_gguf.py")
+    parser.add_argument("--peer-python", type=Path, required=True, help="a Python with llama-cpp-python")
+    parser.add_argument("--out", type=Path, required=True, help="folder for raw.json and README.md")
+    parser.add_argument("--parts", default="ram,cgroup", help="what to measure (%(default)s)")
+    parser.add_argument("--fractions", default="2,4", help="limits, as parts of the model (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gen", type=int, default=64, help="decode steps a round")
+    options = parser.parse_args()
+    options.fractions = [int(part) for part in options.fractions.split(",")]
+    options.parts = options.parts.split(",")
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    result: dict[str, Any] = {
+        "command": shlex.join(["scripts/bench_vs_llama.py", *sys.argv[1:]]),
+        "commit": machine.commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine.describe(),
+        "read_ahead_kib": machine.read_ahead_kib(options.gguf),
+        "model": bench.vault | {"gguf_bytes": bench.model_bytes},
+        "memory_read_bytes_s": machine.dram_bytes_per_second(options.threads),
+        "load_before": machine.load_average(),
+        "logits": bench.compare_logits(),
+    }
+    if "ram" in options.parts:
+        bench.in_ram()
+    if "cgroup" in options.parts and (reason := bench.why_no_cgroup()):
+        say(f"SKIP: larger than memory was not measured: {reason}")
+        result["skipped"] = {"cgroup": reason}
+    elif "cgroup" in options.parts:
+        for fraction in options.fractions:
+            bench.in_cgroup(fraction)
+        result["routing"] = bench.streaming_floor()
+    result |= {"load_after": machine.load_average(), "details": bench.details, "samples": bench.samples}
+    (options.out / "raw.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "README.md").write_text(bench_report.report(result))
+    say(f"wrote {options.out}/README.md")
+
+
+if __name__ == "__main__":
+    main()
