@@ -22,9 +22,11 @@ class Terminal:
     def read(self, seconds: float = 0.1) -> None:
         with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
             data = self.child.read_nonblocking(65536, timeout=seconds)
-            if b"\x1b[6n" in data:  # the program asks where the cursor is
+            *asked, rest = data.split(b"\x1b[6n")  # the program asks where the cursor is
+            for part in asked:
+                self._stream.feed(part)
                 self.child.send(f"\x1b[{self._screen.cursor.y + 1};{self._screen.cursor.x + 1}R")
-            self._stream.feed(data)
+            self._stream.feed(rest)
             self.seen += "\n".join(self._screen.display) + "\n"
 
     @property

@@ -317,44 +317,18 @@ def test_json_is_one_value_with_the_agreed_keys(fake: FakeEngineFiles, tmp_path:
     fake.write([ids("Rome")], faults=[{"reply": 0, "after": 1, "kind": "signal"}])
     done = run(tmp_path, "-p", "Italy?", "--json")
     report = json.loads(done.stdout)
-    assert set(report) == {
-        "text",
-        "reasoning",
-        "finish_reason",
-        "prompt_tokens",
-        "cached_tokens",
-        "completion_tokens",
-        "ttft_ms",
-        "prefill_tok_s",
-        "decode_tok_s",
-        "model",
-    }
+    keys = (
+        "text reasoning finish_reason prompt_tokens cached_tokens completion_tokens ttft_ms prefill_tok_s decode_tok_s"
+    )
+    assert set(report) == {*keys.split(), "model"}
     assert (report["text"], report["finish_reason"], report["model"]) == ("Rome", "stop", "tiny")
     assert report["completion_tokens"] == len(ids("Rome"))
     assert "SIGKILL" in done.stderr and "\x1b" not in done.stderr
 
 
 def test_flags_reach_the_engine(fake: FakeEngineFiles, tmp_path: Path) -> None:
-    argv = [
-        "-n",
-        "7",
-        "--temperature",
-        "0",
-        "--top-p",
-        "0.5",
-        "--top-k",
-        "3",
-        "--min-p",
-        "0.1",
-        "--rep-penalty",
-        "1",
-        "--seed",
-        "9",
-        "--budget",
-        "8G",
-        "--ctx",
-        "99",
-    ]
+    sampling = "-n 7 --temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --rep-penalty 1 --seed 9"
+    argv = [*sampling.split(), "--budget", "8G", "--ctx", "99"]
     assert run(tmp_path, "-p", "x", *argv).returncode == 0
     request = fake.requests()[0]
     assert request["request"].startswith("7 t=0.0 p=0.5 k=3 min_p=0.1 r=1.0 seed=9 ")
