@@ -58,11 +58,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_tiny_model(family, tmp_path_factory.mktemp("ckpt") / family, seed=3, **extra)
 
 
-def decode_all(engine: Any, ids: list[int], prompt: int) -> np.ndarray:
-    """Logits [len(ids), vocab]: the prompt in one prefill, then one step a token through the decode path."""
-    return np.asarray(engine.step_logits(ids, prompt))
-
-
 def check_routes(trace: np.ndarray, want: Any) -> None:
     """Equal sets of experts at every (position, layer), except where the reference itself is a near-tie."""
     for layer, (chosen, margin) in enumerate(zip(want.routes, want.margins, strict=True)):
@@ -76,7 +71,7 @@ def test_float_mode_equals_transformers(checkpoint: Path, tmp_path: Path) -> Non
     ids, top_k = ids_of(PROMPT + STEPS, model.config.vocab_size), top_k_of(checkpoint)
     want = reference.run(model, ids, top_k)
     engine = _core.Engine(str(vault), activations="float", ctx=512)
-    got = decode_all(engine, ids, PROMPT)
+    got = np.asarray(engine.logits(ids, prefill=PROMPT))
     assert reference.relative_error(got, want.logits).max() < 1e-4
     once = np.asarray(engine.logits(ids))
     assert (once == got).all(), "decode is prefill of one token, bit for bit"
