@@ -35,25 +35,22 @@ def round_trip(encoding: str, weight: np.ndarray) -> np.ndarray:
     return np.asarray(_core.decode(used, data, *weight.shape)).reshape(weight.shape)
 
 
-def quantize(model: Any, encoding: str, head: str) -> None:
-    """Replace every matrix of the model in place, the embedding and head by ``head``; routers stay."""
+def quantize(model: Any, encoding: str) -> None:
+    """Replace every matrix of the model in place by what ``encoding`` makes of it; routers stay."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2 or any(part in name for part in ROUTERS):
                 continue
-            used = head if "embed_tokens" in name or "lm_head" in name else encoding
             flat = weight.detach().numpy().reshape(-1, weight.shape[-1])
-            weight.copy_(torch.from_numpy(round_trip(used, flat)).reshape(weight.shape))
+            weight.copy_(torch.from_numpy(round_trip(encoding, flat)).reshape(weight.shape))
 
 
 def run(model: Any, ids: list[int], top_k: int) -> Reference:
     with torch.no_grad():
         out = model(torch.tensor([ids]), output_router_logits=True) if top_k else model(torch.tensor([ids]))
     routes, margins = [], []
-    for layer in (out.router_logits or ()) if top_k else ():
-        values, chosen = torch.topk(layer.float().softmax(-1), top_k + 1) if layer.shape[-1] > top_k else (None, None)
-        if values is None:
-            continue
+    for layer in out.router_logits if top_k else ():
+        values, chosen = torch.topk(layer.float().softmax(-1), top_k + 1)
         routes.append(np.sort(chosen[:, :top_k].numpy(), axis=1))
         margins.append((values[:, top_k - 1] - values[:, top_k]).numpy())
     return Reference(out.logits[0].float().numpy(), routes, margins)

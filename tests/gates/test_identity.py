@@ -8,17 +8,14 @@ G4  every ISA: each gate on each; integer kernels agree with scalar bit for bit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="the tiny checkpoints are made with torch and transformers")
-
-from scripts.make_tiny_model import make_tiny_model  # noqa: E402
-from smoe_cli import _core  # noqa: E402
-from tests.vaults import convert  # noqa: E402
+from smoe_cli import _core
 
 ISAS = [name for name in ("scalar", "avx2", "avx512") if name in _core.isas()]
 EXPERTS, LAYERS, TOP_K = 8, 4, 3
@@ -29,17 +26,14 @@ def ids_of(count: int, seed: int = 1) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def vault(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gate")
-    extra: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-    checkpoint = make_tiny_model("qwen3_moe", folder / "ckpt", seed=11, layers=LAYERS, **extra)
-    return convert(checkpoint, folder, "q4_k", "--role", "expert.down=q8_0")
+def vault(tiny_vault: Callable[..., tuple[Path, Path]]) -> Path:
+    every_layer = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return tiny_vault("qwen3_moe", "q4_k", ("expert.down=q8_0",), seed=11, layers=LAYERS, **every_layer)[1]
 
 
 @pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("window")
-    return convert(make_tiny_model("mistral", folder / "ckpt", seed=12, sliding_window=24), folder, "q8_0")
+def windowed(tiny_vault: Callable[..., tuple[Path, Path]]) -> Path:
+    return tiny_vault("mistral", "q8_0", seed=12, sliding_window=24)[1]
 
 
 def engine(path: Path, **options: Any) -> Any:
@@ -69,12 +63,12 @@ def test_g3_read_paths(vault: Path, isa: str, truth: np.ndarray, read_mode: str)
     assert (np.asarray(engine(vault, isa=isa, ring=2 * TOP_K, read_mode=read_mode).logits(ids_of(150))) == truth).all()
 
 
-def test_g4_integer_kernels_agree_with_scalar(vault: Path, isa: str) -> None:
-    """Whole models differ between ISAs in attention's float order only; greedy text must not."""
+def test_g4_float_mode_agrees_between_isas(vault: Path, isa: str) -> None:
+    """The integer kernels are compared bit for bit in the C++ tests; what is left is the order of float sums."""
     ids = ids_of(40)
-    got = np.asarray(engine(vault, isa=isa).logits(ids))
-    scalar = np.asarray(engine(vault, isa="scalar").logits(ids))
-    assert np.abs(got - scalar).max() / np.abs(scalar).max() < 5e-3
+    got = np.asarray(engine(vault, isa=isa, activations="float").logits(ids))
+    scalar = np.asarray(engine(vault, isa="scalar", activations="float").logits(ids))
+    assert np.abs(got - scalar).max() / np.abs(scalar).max() < 1e-4
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
