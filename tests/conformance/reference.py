@@ -21,7 +21,9 @@ ROUTERS = (".gate.weight", "shared_expert_gate.weight", ".mlp.gate.", ".router."
 class Reference:
     logits: np.ndarray  # float32 [positions, vocab]
     routes: list[np.ndarray]  # per MoE layer: the chosen experts as sets, int [positions, top_k] sorted
-    margins: list[np.ndarray]  # per MoE layer: how far the last chosen expert is ahead of the first left out, [positions]
+    margins: list[
+        np.ndarray
+    ]  # per MoE layer: how far the last chosen expert is ahead of the first left out, [positions]
 
 
 def load(checkpoint: Path) -> Any:

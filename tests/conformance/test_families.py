@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the reference is torch and transformers")
 
-import reference  # noqa: E402
-from smoe_cli import _core  # noqa: E402
+import reference
+
+from smoe_cli import _core
 
 PROMPT, STEPS = 64, 32
 ROPES: dict[str, dict[str, Any]] = {

