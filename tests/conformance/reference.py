@@ -1,5 +1,5 @@
-"""The reference side of the conformance tests: transformers on a tiny random checkpoint, optionally with every matrix replaced
-by what an encoding makes of it, so that only the arithmetic of the engine is compared."""
+"""The reference side of the conformance tests: transformers on a tiny random checkpoint, optionally with every matrix
+replaced by what an encoding makes of it, so that only the arithmetic of the engine is compared."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every family against transformers on tiny random checkpoints: float mode to 1e-4, routes equal, quantised weights against
-the same dequantised weights, int8 activations within a stated KL."""
+"""Every family against transformers on tiny random checkpoints: float mode to 1e-4, routes equal, quantised weights
+against the same dequantised weights, int8 activations within a stated KL."""
 
 from __future__ import annotations
 

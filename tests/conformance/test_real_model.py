@@ -1,4 +1,4 @@
-"""A real model: SmolLM2-135M-Instruct as the exact mixture (every expert active), against transformers on the dense weights."""
+"""A real model: SmolLM2-135M-Instruct as the exact mixture (every expert active), against transformers."""
 
 from __future__ import annotations
 
