@@ -5,10 +5,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <map>
 
 #include "bindings/bindings.h"
+#include "bindings/launch_flags.h"
 #include "bindings/sampling_args.h"
 #include "core/options.h"
 #include "kernels/kernels.h"
@@ -17,36 +17,6 @@ namespace py = pybind11;
 
 namespace smoe {
 namespace {
-
-std::string joined(const std::vector<int32_t>& ids) {
-  std::string text;
-  for (int32_t id : ids) {
-    if (!text.empty()) text += ',';
-    text += std::to_string(id);
-  }
-  return text;
-}
-
-// {"ctx": 512, "verify_reads": True, "exempt": [1, 2]} -> --ctx=512 --verify-reads --exempt=1,2
-std::vector<std::string> flags_from(const py::kwargs& options) {
-  std::vector<std::string> flags;
-  for (const auto& [key, value] : options) {
-    auto name = key.cast<std::string>();
-    const bool is_bool = py::isinstance<py::bool_>(value);
-    if (value.is_none() || (is_bool && !value.cast<bool>())) continue;
-    if (name == "read_mode") {  // a choice here, two switches there
-      name = py::str(value).cast<std::string>();
-      if (name == "auto") continue;
-    }
-    if (name == "budget_bytes") name = "budget";
-    std::replace(name.begin(), name.end(), '_', '-');
-    const bool is_switch = is_bool || name == "direct" || name == "buffered";
-    const bool is_list = py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value);
-    const std::string text = is_list ? joined(value.cast<std::vector<int32_t>>()) : py::str(value).cast<std::string>();
-    flags.push_back("--" + name + (is_switch ? "" : "=" + text));
-  }
-  return flags;
-}
 
 // Collects a reply; ends it after `cancel_after` tokens.
 struct Collector final : Events {
@@ -94,7 +64,7 @@ auto unlocked(F&& f) {
 class PyEngine {
  public:
   PyEngine(const std::string& path, const py::kwargs& options) {
-    std::vector<std::string> flags = flags_from(options);
+    std::vector<std::string> flags = launch_flags(options);
     flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
     Launch launch = check(parse_launch({flags.begin(), flags.end()}));
     engine_ = check(unlocked([&]() -> Result<std::unique_ptr<Engine>> {

@@ -3,9 +3,11 @@
 
 #include <pybind11/stl.h>
 
-#include <map>
+#include <algorithm>
 
 #include "bindings/bindings.h"
+#include "bindings/launch_flags.h"
+#include "core/options.h"
 #include "io/probe.h"
 #include "util/memory_probe.h"
 #include "util/threads.h"
@@ -44,6 +46,7 @@ py::dict plan_dict(const ModelSpec& model, const Plan& p) {
   d["physical_ram_bytes"] = p.physical_ram_bytes;
   d["usable_ram_bytes"] = p.usable_ram_bytes;
   d["reserved_bytes"] = p.reserved_bytes;
+  d["limited_by"] = p.limited_by;
   d["ceiling_bytes"] = p.ceiling_bytes;
   d["budget_bytes"] = p.budget_bytes;
   d["budget_reason"] = p.budget_reason;
@@ -55,38 +58,19 @@ py::dict plan_dict(const ModelSpec& model, const Plan& p) {
   return d;
 }
 
-KvType parse_kv(const std::string& name) {
-  if (name == "f16") return KvType::f16;
-  if (name == "f32") return KvType::f32;
-  raise({Code::usage, "--kv " + name + " is not in this engine", "it has f16 and f32"});
+py::dict plan(const std::string& path, const py::kwargs& options) {
+  std::vector<std::string> flags = launch_flags(options);
+  flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
+  Launch launch = check(parse_launch({flags.begin(), flags.end()}));
+  check(resolve_window(&launch));
+  const VaultFile vault = check(open_vault(path, launch.engine.scout));
+  return plan_dict(vault.model, check(plan_here(vault.model, &launch.engine.plan)));
 }
 
-py::dict plan(const std::string& vault_path, const std::string& scout, uint64_t budget_bytes, uint32_t ring,
-              uint32_t ctx, uint32_t chunk, uint32_t threads, uint32_t sessions, const std::string& activations,
-              const std::string& kv, uint32_t experts_per_token, uint64_t reserved_bytes, const std::string& root) {
-  if (activations != "int8" && activations != "float") {
-    raise({Code::usage, "--activations " + activations + " is not in this engine", "it has int8 and float"});
-  }
-  PlanOptions o;
-  o.budget_bytes = budget_bytes;
-  o.ring_slots = ring;
-  o.ctx = ctx;
-  o.chunk = chunk;
-  o.threads = threads != 0 ? threads : usable_threads();
-  o.sessions = sessions;
-  o.float_activations = activations == "float";
-  o.kv = o.float_activations ? KvType::f32 : parse_kv(kv);
-  o.experts_per_token = experts_per_token;
-  const VaultFile vault = check(open_vault(vault_path, scout));
-  MachineMemory machine = check(read_machine_memory(root));
-  machine.reserved_bytes = reserved_bytes;
-  return plan_dict(vault.model, check(make_plan(vault.model, machine, o)));
-}
-
-py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth) {
+py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth, bool buffered) {
   const auto speed = [&] {
     py::gil_scoped_release release;
-    return probe_disk(path, record_bytes, seconds, depth);
+    return probe_disk(path, record_bytes, seconds, depth, buffered ? DirectMode::buffered : DirectMode::automatic);
   }();
   py::dict d;
   d["read_bytes_s"] = check(speed).read_bytes_s;
@@ -111,13 +95,11 @@ void bind_plan(py::module_& m) {
       "What the machine and its control groups leave this process: *_bytes and what sets the limit. `root` is put "
       "before "
       "/proc and the cgroup mounts, for tests.");
-  m.def("plan", &plan, py::arg("vault_path"), py::arg("scout") = "", py::kw_only(), py::arg("budget_bytes") = 0,
-        py::arg("ring") = 0, py::arg("ctx") = PlanOptions().ctx, py::arg("chunk") = 0, py::arg("threads") = 0,
-        py::arg("sessions") = 1, py::arg("activations") = "int8", py::arg("kv") = "f16",
-        py::arg("experts_per_token") = 0, py::arg("reserved_bytes") = 0, py::arg("root") = "",
-        "The memory plan the engine makes of a vault with these options. CoreError 'resources' below the floor.");
+  m.def("plan", &plan, py::arg("path"),
+        "plan(path, **options): the memory plan an engine started now with these launch flags would make, sizes in "
+        "bytes. Options as for Engine. CoreError 'resources' below the floor.");
   m.def("probe_disk", &disk, py::arg("path"), py::arg("record_bytes"), py::arg("seconds") = 0.3, py::arg("depth") = 8,
-        "Bytes per second of random whole-record reads, and whether they were direct.");
+        py::arg("buffered") = false, "Bytes per second of random whole-record reads, and whether they were direct.");
   m.def("probe_memory", &memory, py::arg("threads") = 0, py::arg("seconds") = 0.2,
         "Bytes per second that all threads together read from memory.");
   m.def(

@@ -8,7 +8,13 @@ namespace smoe {
 namespace {
 
 uint64_t all_experts(const BudgetQuestion& q) { return q.total_records * q.record_bytes; }
-uint64_t all_resident(const BudgetQuestion& q) { return q.floor_bytes - q.min_expert_cache_bytes + all_experts(q); }
+uint64_t least_slots(const BudgetQuestion& q) {
+  return q.record_bytes == 0 ? 0 : q.min_expert_cache_bytes / q.record_bytes;
+}
+uint64_t slot_price(const BudgetQuestion& q) { return q.record_bytes + page_table_bytes(q.record_bytes); }
+uint64_t budget_of(const BudgetQuestion& q, uint64_t slots) {
+  return q.floor_bytes + (slots - least_slots(q)) * slot_price(q);
+}
 
 Status check_floor(const BudgetQuestion& q) {
   const std::string least = q.model + " needs at least " + show_bytes(q.floor_bytes);
@@ -33,8 +39,8 @@ Status check_floor(const BudgetQuestion& q) {
 // The budget of a machine left to itself.
 void choose_automatic(const BudgetQuestion& q, BudgetAnswer* a) {
   const std::string ceiling = "3/4 of the usable memory (" + show_bytes(q.ceiling_bytes) + ")";
-  if (all_resident(q) <= q.ceiling_bytes) {
-    a->budget_bytes = all_resident(q);
+  if (all_resident_bytes(q) <= q.ceiling_bytes) {
+    a->budget_bytes = all_resident_bytes(q);
     a->reason = q.record_bytes == 0 ? "the whole model fits under " + ceiling : "all experts fit under " + ceiling;
     return;
   }
@@ -57,6 +63,8 @@ void choose_automatic(const BudgetQuestion& q, BudgetAnswer* a) {
 
 }  // namespace
 
+uint64_t all_resident_bytes(const BudgetQuestion& q) { return budget_of(q, q.total_records); }
+
 Result<BudgetAnswer> choose_budget(const BudgetQuestion& q) {
   SMOE_TRY(check_floor(q));
   BudgetAnswer a;
@@ -64,15 +72,17 @@ Result<BudgetAnswer> choose_budget(const BudgetQuestion& q) {
     a.budget_bytes = q.budget_bytes;
     a.reason = "as asked for with --budget";
   } else if (q.ring_slots != 0) {
-    const uint64_t slots = std::min(q.ring_slots, q.total_records);
-    a.budget_bytes = q.floor_bytes - q.min_expert_cache_bytes + slots * q.record_bytes;
+    a.budget_bytes = budget_of(q, std::min(q.ring_slots, q.total_records));
     a.reason = "as asked for with --ring";
   } else {
     choose_automatic(q, &a);
   }
-  const uint64_t for_experts = a.budget_bytes - q.floor_bytes + q.min_expert_cache_bytes;
-  a.expert_cache_bytes = std::min(for_experts, all_experts(q));
-  if (q.record_bytes != 0) a.slots = static_cast<uint32_t>(a.expert_cache_bytes / q.record_bytes);
+  const uint64_t extra = a.budget_bytes - q.floor_bytes;
+  a.expert_cache_bytes = std::min(extra + q.min_expert_cache_bytes, all_experts(q));
+  if (q.record_bytes != 0) {
+    const uint64_t slots = least_slots(q) + extra / slot_price(q);
+    a.slots = static_cast<uint32_t>(std::min<uint64_t>(slots, q.total_records));
+  }
   if ((q.budget_bytes != 0 || q.ring_slots != 0) && a.budget_bytes > q.ceiling_bytes) {
     a.warnings.push_back("a budget of " + show_bytes(a.budget_bytes) + " is above 3/4 of the usable memory (" +
                          show_bytes(q.ceiling_bytes) + "); measured elsewhere: more hits, and far slower");
@@ -80,7 +90,7 @@ Result<BudgetAnswer> choose_budget(const BudgetQuestion& q) {
   if (a.slots < q.records_per_token) {
     a.warnings.push_back("the cache holds " + std::to_string(a.slots) + " experts and one token asks for " +
                          std::to_string(q.records_per_token) +
-                         ": by the time an expert is needed again it has been evicted, so 0% are hits");
+                         ": by the time an expert is needed again it has been evicted, so about 0% are hits");
   }
   return a;
 }

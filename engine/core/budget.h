@@ -9,6 +9,10 @@
 
 namespace smoe {
 
+// One 8-byte page table entry for each 4096-byte page: what memory costs on top of itself. Not in a process's RSS, but
+// charged to its control group.
+inline uint64_t page_table_bytes(uint64_t memory_bytes) { return (memory_bytes + 511) / 512; }
+
 struct BudgetQuestion {
   std::string model;         // for messages
   uint64_t floor_bytes = 0;  // of which min_expert_cache_bytes are expert cache
@@ -29,7 +33,11 @@ struct BudgetAnswer {
   std::vector<std::string> warnings;
 };
 
-// Errors: Code::resources where the floor is above the memory, or what was asked for below the floor.
+// Everything in memory: the floor, and a slot for each record that its smallest cache does not hold.
+uint64_t all_resident_bytes(const BudgetQuestion& question);
+
+// A slot beyond those of the floor costs its record and its page tables. Errors: Code::resources where the floor is
+// above the memory, or what was asked for below the floor.
 Result<BudgetAnswer> choose_budget(const BudgetQuestion& question);
 
 }  // namespace smoe

@@ -83,12 +83,9 @@ Status EngineImpl::set_up(const Log& log) {
   SMOE_ASSIGN(kernels_, choose_kernels(options_.isa));
   SMOE_ASSIGN(vault_, open_vault(options_.vault, options_.scout));
   PlanOptions& p = options_.plan;
-  if (p.threads == 0) p.threads = usable_threads();
-  if (p.float_activations) p.kv = KvType::f32;
+  SMOE_ASSIGN(plan_, plan_here(vault_.model, &p));
   if (p.experts_per_token != 0)
     for (LayerSpec& l : vault_.model.layers) l.ffn.top_k = std::min(l.ffn.top_k, p.experts_per_token);
-  SMOE_ASSIGN(const MachineMemory machine, read_machine_memory());
-  SMOE_ASSIGN(plan_, make_plan(vault_.model, machine, p));
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));

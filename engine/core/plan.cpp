@@ -15,8 +15,6 @@ constexpr uint32_t kLargestChunk = 512, kSmallestChunk = 32;  // tokens
 // Code, C++ library, heap, reader threads and what the allocator keeps: measured on the running engine, see LEARNED.md.
 constexpr uint64_t kProcessBytes = 48u << 20;
 constexpr uint64_t kThreadBytes = 1u << 20;
-// One 8-byte page table entry for each 4096-byte page of a budget.
-constexpr uint64_t kBytesPerPageTableByte = 512;
 
 Status check_options(const PlanOptions& o) {
   if (o.budget_bytes != 0 && o.ring_slots != 0) {
@@ -27,9 +25,12 @@ Status check_options(const PlanOptions& o) {
   return Status::ok();
 }
 
-// Experts a token asks for in one layer, after --experts-per-token.
-uint32_t active(const FfnSpec& ffn, const PlanOptions& o) {
-  return o.experts_per_token == 0 ? ffn.top_k : std::min(ffn.top_k, o.experts_per_token);
+// The model as the engine will run it: with --experts-per-token, fewer experts a token, never more.
+ModelSpec as_run(ModelSpec model, const PlanOptions& o) {
+  for (LayerSpec& layer : model.layers) {
+    if (o.experts_per_token != 0) layer.ffn.top_k = std::min(layer.ffn.top_k, o.experts_per_token);
+  }
+  return model;
 }
 
 // What the plan knows before any memory is divided.
@@ -37,15 +38,15 @@ struct Experts {
   uint64_t slot = 0, working_set = 0;
   uint32_t records = 0, per_token = 0, top_k = 0;
 
-  Experts(const ModelSpec& model, const PlanOptions& o) {
+  explicit Experts(const ModelSpec& model) {
     for (const LayerSpec& layer : model.layers) {
       if (!layer.ffn.is_moe()) continue;
       const uint64_t record = record_layout(layer.ffn, model.hidden).length;
       slot = std::max(slot, record);
-      working_set += active(layer.ffn, o) * record;
+      working_set += layer.ffn.top_k * record;
       records += layer.ffn.experts;
-      per_token += active(layer.ffn, o);
-      top_k = std::max(top_k, active(layer.ffn, o));
+      per_token += layer.ffn.top_k;
+      top_k = std::max(top_k, layer.ffn.top_k);
     }
   }
   uint64_t least() const { return std::min(2 * top_k, records) * slot; }
@@ -56,10 +57,9 @@ void measure(const ModelSpec& model, const PlanOptions& o, const Experts& expert
   p->state_bytes = engine_state_bytes(model, o, p->chunk);
   p->scratch_bytes = engine_scratch_bytes(model, o, p->chunk);
   const uint64_t parts = p->trunk_bytes + p->state_bytes + p->scratch_bytes;
-  const uint64_t limit = o.budget_bytes != 0 ? o.budget_bytes : p->usable_ram_bytes;
-  const uint64_t mapped = std::min(limit, parts + p->all_experts_bytes);
-  p->process_bytes = kProcessBytes + std::max(1u, o.threads) * kThreadBytes + mapped / kBytesPerPageTableByte;
   p->min_expert_cache_bytes = experts.least();
+  p->process_bytes =
+      kProcessBytes + std::max(1u, o.threads) * kThreadBytes + page_table_bytes(parts + p->min_expert_cache_bytes);
   p->floor_bytes = parts + p->process_bytes + p->min_expert_cache_bytes;
 }
 
@@ -75,25 +75,29 @@ void choose_chunk(const ModelSpec& model, const PlanOptions& o, const Experts& e
   }
 }
 
+// No window beyond what the model was trained for. That the default is too long for it is nothing to warn of.
 PlanOptions within_the_model(const ModelSpec& model, PlanOptions o, Plan* p) {
-  if (model.max_positions != 0 && o.ctx > model.max_positions) {
+  if (model.max_positions == 0 || o.ctx <= model.max_positions) return o;
+  if (o.ctx != PlanOptions().ctx) {
     p->warnings.push_back("the model's own limit is " + std::to_string(model.max_positions) + " tokens, so --ctx " +
                           std::to_string(o.ctx) + " is lowered to it");
-    o.ctx = model.max_positions;
   }
+  o.ctx = model.max_positions;
   return o;
 }
 
 }  // namespace
 
-Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, const PlanOptions& asked) {
+Result<Plan> make_plan(const ModelSpec& stored, const MachineMemory& machine, const PlanOptions& asked) {
   SMOE_TRY(check_options(asked));
   Plan p;
+  const ModelSpec model = as_run(stored, asked);
   const PlanOptions o = within_the_model(model, asked, &p);
-  const Experts experts(model, o);
+  const Experts experts(model);
   p.ctx = o.ctx;
   p.physical_ram_bytes = machine.physical_ram_bytes;
   p.reserved_bytes = machine.reserved_bytes;
+  p.limited_by = machine.limited_by;
   p.usable_ram_bytes = machine.usable_ram_bytes - std::min(machine.usable_ram_bytes, machine.reserved_bytes);
   p.ceiling_bytes = p.usable_ram_bytes / 4 * 3;
   p.trunk_bytes = engine_trunk_bytes(model);
@@ -103,8 +107,6 @@ Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, con
   p.working_set_bytes = experts.working_set;
   choose_chunk(model, o, experts, &p);
   p.recommended_bytes = p.floor_bytes + std::min(3 * p.working_set_bytes, p.all_experts_bytes);
-  p.all_resident_bytes = p.floor_bytes - p.min_expert_cache_bytes + p.all_experts_bytes;
-
   const BudgetQuestion question{model.id.empty() ? "the model" : model.id,
                                 p.floor_bytes,
                                 p.min_expert_cache_bytes,
@@ -116,6 +118,7 @@ Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, con
                                 p.ceiling_bytes,
                                 o.budget_bytes,
                                 o.ring_slots};
+  p.all_resident_bytes = all_resident_bytes(question);
   SMOE_ASSIGN(const BudgetAnswer answer, choose_budget(question));
   p.budget_bytes = answer.budget_bytes;
   p.expert_cache_bytes = answer.expert_cache_bytes;

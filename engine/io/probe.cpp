@@ -8,7 +8,8 @@
 
 namespace smoe {
 
-Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth) {
+Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth,
+                             DirectMode mode) {
   using Clock = std::chrono::steady_clock;
   const uint64_t record = (record_bytes + kIoAlignment - 1) / kIoAlignment * kIoAlignment;
   std::error_code error;
@@ -17,7 +18,7 @@ Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, dou
   if (record == 0 || file_bytes < record) {
     return Status(Code::usage, path + " is smaller than one record of " + std::to_string(record_bytes) + " bytes");
   }
-  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(path, DirectMode::automatic, depth, nullptr));
+  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(path, mode, depth, nullptr));
   SMOE_ASSIGN(AlignedBuffer memory, AlignedBuffer::allocate(depth * record));
 
   std::minstd_rand random(static_cast<uint32_t>(Clock::now().time_since_epoch().count()));

@@ -151,6 +151,7 @@ Result<std::vector<std::vector<ExpertRecord>>> decode_table(const std::vector<ui
       list[e].offset = r.get<uint64_t>();
       list[e].length = r.get<uint64_t>();
       list[e].crc32c = r.get<uint32_t>();
+      list[e].layer = static_cast<uint32_t>(layer);
       const bool in_place = r.get<uint32_t>() == layer && r.get<uint32_t>() == e && r.get<uint32_t>() == 0;
       if (in_place && list[e].offset == offset && list[e].length == length) continue;
       return Status(Code::corrupt,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,11 @@ class EngineFlags:
             elif value is not None and value is not False:
                 words += [flag, str(value)]
         return words
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of ``_core.Engine`` and ``_core.plan``, those that were given only."""
+        given = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+        given.pop("direct", None)
+        if self.direct is not None:
+            given["read_mode"] = "direct" if self.direct else "buffered"
+        return given

@@ -111,7 +111,9 @@ TEST(plan_published_figures) {
 
 TEST(plan_automatic_budget_by_size_of_the_machine) {
   BudgetQuestion q = published(4000, 16);
-  const uint64_t resident = q.floor_bytes - q.min_expert_cache_bytes + q.total_records * q.record_bytes;
+  const uint64_t resident =
+      q.floor_bytes + (q.total_records - 32) * (q.record_bytes + page_table_bytes(q.record_bytes));
+  CHECK_EQ(all_resident_bytes(q), resident);
   Result<BudgetAnswer> answer = choose_budget(q);
   REQUIRE(answer.is_ok());
   CHECK_EQ(answer->budget_bytes, resident);
@@ -153,7 +155,10 @@ TEST(plan_explicit_budget) {
   answer = choose_budget(q);
   CHECK_EQ(answer->budget_bytes, q.ceiling_bytes);
   CHECK_EQ(answer->expert_cache_bytes, q.budget_bytes - q.floor_bytes + q.min_expert_cache_bytes);
-  CHECK_EQ(answer->slots, answer->expert_cache_bytes / q.record_bytes);
+  // Each slot with its page tables, and not one more than fit.
+  const uint64_t price = q.record_bytes + page_table_bytes(q.record_bytes);
+  CHECK(q.floor_bytes + (answer->slots - 32) * price <= q.budget_bytes);
+  CHECK(q.floor_bytes + (answer->slots - 31) * price > q.budget_bytes);
   CHECK(answer->warnings.empty());
   q.budget_bytes = q.ceiling_bytes + 1;
   CHECK(warns(choose_budget(q)->warnings, "3/4 of the usable memory"));
@@ -166,8 +171,8 @@ TEST(plan_explicit_budget) {
 
 TEST(plan_zero_hits_are_said_plainly) {
   BudgetQuestion q = published(64, 16);
-  const uint64_t fixed = q.floor_bytes - q.min_expert_cache_bytes;
-  q.budget_bytes = fixed + q.records_per_token * q.record_bytes;
+  const uint64_t price = q.record_bytes + page_table_bytes(q.record_bytes);
+  q.budget_bytes = q.floor_bytes + (q.records_per_token - 32) * price;
   CHECK(!warns(choose_budget(q)->warnings, "0%"));
   q.budget_bytes -= 1;
   CHECK(warns(choose_budget(q)->warnings, "0%"));
@@ -181,7 +186,7 @@ TEST(plan_ring) {
   Result<BudgetAnswer> answer = choose_budget(q);
   REQUIRE(answer.is_ok());
   CHECK_EQ(answer->slots, 1000u);
-  CHECK_EQ(answer->budget_bytes, q.floor_bytes - q.min_expert_cache_bytes + 1000 * q.record_bytes);
+  CHECK_EQ(answer->budget_bytes, q.floor_bytes + 968 * (q.record_bytes + page_table_bytes(q.record_bytes)));
   q.ring_slots = UINT32_MAX;
   CHECK_EQ(choose_budget(q)->slots, q.total_records);
 }
@@ -200,7 +205,7 @@ TEST(plan_parts_add_up) {
   CHECK_EQ(p.min_expert_cache_bytes, 8 * record);
   CHECK_EQ(p.floor_bytes, p.trunk_bytes + p.state_bytes + p.scratch_bytes + p.process_bytes + p.min_expert_cache_bytes);
   CHECK_EQ(p.recommended_bytes, p.floor_bytes + 3 * p.working_set_bytes);
-  CHECK_EQ(p.all_resident_bytes, p.floor_bytes - p.min_expert_cache_bytes + p.all_experts_bytes);
+  CHECK_EQ(p.all_resident_bytes, p.floor_bytes + (80 - 8) * (record + page_table_bytes(record)));
   CHECK_EQ(p.budget_bytes, p.all_resident_bytes);
   CHECK_EQ(p.slots, 80u);
   CHECK_EQ(p.ceiling_bytes, 48 * kGiB);
@@ -242,9 +247,16 @@ TEST(plan_chunk_shrinks_where_memory_is_short) {
   REQUIRE(made.is_ok());
   CHECK_EQ(made->chunk, 256u);
   CHECK_EQ(made->budget_bytes, options.budget_bytes);
+  CHECK_EQ(made->floor_bytes, plan_small(8 * kGiB, options)->floor_bytes);  // a floor is no matter of the machine
   options.budget_bytes = 1;
   made = plan_small(64 * kGiB, options);
   CHECK(made.status().code() == Code::resources);
+  // What the refusal names is enough, and one byte less is not.
+  const std::string& hint = made.status().hint();
+  options.budget_bytes = std::stoull(hint.substr(hint.find("--budget ") + 9));
+  CHECK_EQ(plan_small(64 * kGiB, options)->slots, 8u);
+  options.budget_bytes -= 1;
+  CHECK(!plan_small(64 * kGiB, options).is_ok());
   options = {};
   options.chunk = 77;
   CHECK_EQ(plan_small(64 * kGiB, options)->chunk, 77u);

@@ -14,10 +14,10 @@ namespace smoe {
 // What the machine offers. `usable` is the smallest of physical RAM and every finite cgroup limit up to the root.
 struct MachineMemory {
   uint64_t physical_ram_bytes = 0;
-  uint64_t usable_ram_bytes = 0;     // before what other engines have reserved
-  uint64_t reserved_bytes = 0;       // promised to other running engines (ledger)
-  uint64_t available_bytes = 0;      // MemAvailable: only ever a warning
-  std::string limited_by;            // "physical RAM" or the path of the cgroup file that limits
+  uint64_t usable_ram_bytes = 0;  // before what other engines have reserved
+  uint64_t reserved_bytes = 0;    // promised to other running engines (ledger)
+  uint64_t available_bytes = 0;   // MemAvailable: only ever a warning
+  std::string limited_by;         // "physical RAM" or the path of the cgroup file that limits
 };
 
 // Reads /proc and the cgroup tree under `root` ("" = the real one; tests pass a fake tree).
@@ -45,11 +45,16 @@ struct Plan {
   uint64_t physical_ram_bytes = 0, usable_ram_bytes = 0, reserved_bytes = 0, ceiling_bytes = 0;
   uint64_t budget_bytes = 0, expert_cache_bytes = 0;
   uint32_t slots = 0, total_records = 0, ctx = 0, chunk = 0;
+  std::string limited_by;  // what sets usable_ram_bytes
   std::string budget_reason;
   std::vector<std::string> warnings;
 };
 
 // Errors: Code::usage (budget and ring together, ctx 0), Code::resources (budget under the floor, floor over usable).
 Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, const PlanOptions& options);
+
+// The plan of an engine that starts here and now: make_plan on this machine, after `options` has been filled in where
+// it leaves the choice to the engine (threads 0: all that may be used; float activations keep float32 keys and values).
+Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options);
 
 }  // namespace smoe

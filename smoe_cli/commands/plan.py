@@ -1,0 +1,156 @@
+"""``smoe plan``: what a model needs on this machine, what the engine will take, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from smoe_cli.commands.options import Json, VaultDir, engine_flags
+from smoe_cli.engine.flags import EngineFlags
+
+# What a probe of the disk or of memory may take, in seconds: long enough to be steady, short enough to be a reply.
+PROBE_S = 0.3
+DENSE_PROBE_BYTES = 1 << 20
+
+# The part of a plan that is a table: heading, then (label, key, what it is).
+TABLE: list[tuple[str, list[tuple[str, str, str]]]] = [
+    (
+        "Needed",
+        [
+            ("trunk", "trunk_bytes", "always in memory"),
+            ("state", "state_bytes", "keys and values of {ctx} tokens"),
+            ("scratch", "scratch_bytes", "{chunk} tokens computed at once"),
+            ("process", "process_bytes", "code, stacks, page tables"),
+            ("smallest expert cache", "min_expert_cache_bytes", ""),
+            ("floor", "floor_bytes", "the sum: with less the engine does not start"),
+            ("working set", "working_set_bytes", "the experts of one token"),
+            ("recommended", "recommended_bytes", "floor and three working sets"),
+            ("all experts", "all_experts_bytes", "{total_records} records of {record}"),
+        ],
+    ),
+    (
+        "Machine",
+        [
+            ("physical RAM", "physical_ram_bytes", ""),
+            ("usable", "usable_ram_bytes", "{limited_by}"),
+            ("ceiling", "ceiling_bytes", "3/4 of usable"),
+        ],
+    ),
+    (
+        "The engine takes",
+        [
+            ("budget", "budget_bytes", "{budget_reason}"),
+            ("expert cache", "expert_cache_bytes", "{slots} slots"),
+        ],
+    ),
+]
+
+
+@engine_flags
+def command(
+    model: Annotated[
+        str | None, typer.Argument(help="A vault's id, or the path of a .smoe; left out: the machine and all vaults.")
+    ] = None,
+    vault_dir: VaultDir = None,
+    json_output: Json = False,
+    engine: EngineFlags = EngineFlags(),
+) -> None:
+    if model is not None:
+        _one(model, vault_dir, json_output, engine)
+    else:
+        _all(vault_dir, json_output, engine)
+
+
+def _one(model: str, vault_dir: Path | None, json_output: bool, engine: EngineFlags) -> None:
+    from smoe_cli import console, registry
+
+    plan = plan_vault(registry.resolve(model, vault_dir).path, engine)
+    for warning in plan["warnings"]:
+        console.warn(warning)
+    print(json.dumps(plan) if json_output else "\n".join(describe(plan)))
+
+
+def _all(vault_dir: Path | None, json_output: bool, engine: EngineFlags) -> None:
+    from smoe_cli import _core, console, registry
+    from smoe_cli.errors import SmoeError
+
+    machine = _core.machine_memory()
+    models: list[dict[str, Any]] = []
+    for vault in registry.find(vault_dir):
+        try:
+            models.append(plan_vault(registry.resolve(str(vault.path)).path, engine))
+        except SmoeError as error:  # one that cannot run here must not hide the others
+            models.append({"model": vault.id, "error": error.text})
+            console.warn(f"{vault.id}: {error.text}")
+    if json_output:
+        print(json.dumps({"machine": machine, "models": models}))
+    else:
+        print("\n".join(summarise(machine, models)))
+
+
+def plan_vault(path: Path, engine: EngineFlags) -> dict[str, Any]:
+    """The plan of an engine started now with these flags (keys: see the JSON list of the command line's
+    description), with the speeds of disk and memory. Raises ResourceError below the floor."""
+    from smoe_cli import _core
+    from smoe_cli.errors import from_core
+
+    try:
+        plan: dict[str, Any] = _core.plan(str(path), **engine.options())
+        record = plan["record_bytes"] or min(DENSE_PROBE_BYTES, path.stat().st_size)
+        disk = _core.probe_disk(str(path), record, PROBE_S, buffered=engine.direct is False)
+        memory = _core.probe_memory(threads=engine.threads or 0, seconds=PROBE_S)
+    except _core.CoreError as error:
+        raise from_core(error) from None
+    return plan | {
+        "disk_read_bytes_s": disk["read_bytes_s"],
+        "direct_io": disk["direct"],
+        "memory_read_bytes_s": memory,
+    }
+
+
+def describe(plan: dict[str, Any]) -> list[str]:
+    """A plan as lines of text, for people."""
+    from smoe_cli import sizes
+
+    words = plan | {"record": sizes.show(plan["record_bytes"])}
+    lines = [str(plan["model"])]
+    for heading, rows in TABLE:
+        lines += ["", heading]
+        for label, key, note in rows:
+            lines.append(f"  {label:<22}{sizes.show(plan[key]):>10}  {note.format_map(words)}".rstrip())
+    reads = "direct reads" if plan["direct_io"] else "reads through the page cache"
+    lines += ["", "Measured"]
+    lines.append(f"  {'disk':<22}{_speed(plan['disk_read_bytes_s']):>10}  {reads} of whole records")
+    lines.append(f"  {'memory':<22}{_speed(plan['memory_read_bytes_s']):>10}  read by all threads")
+    return lines
+
+
+def summarise(machine: dict[str, Any], models: list[dict[str, Any]]) -> list[str]:
+    """The machine, and one line for each model."""
+    from smoe_cli import sizes
+
+    usable = sizes.show(machine["usable_ram_bytes"])
+    lines = [f"{usable} of memory usable, limited by {machine['limited_by']}"]
+    rows = [("model", "floor", "recommended", "budget", "slots", "disk")]
+    for plan in models:
+        if "error" in plan:
+            rows.append((plan["model"], "cannot run here", "", "", "", ""))
+            continue
+        figures = [sizes.show(plan[key]) for key in ("floor_bytes", "recommended_bytes", "budget_bytes")]
+        slots = f"{plan['slots']} of {plan['total_records']}" if plan["total_records"] else "dense"
+        rows.append((plan["model"], *figures, slots, _speed(plan["disk_read_bytes_s"])))
+    if not models:
+        return [*lines, "no vaults; make one with smoe convert"]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return lines + [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _speed(bytes_s: float) -> str:
+    from smoe_cli import sizes
+
+    return f"{sizes.show(bytes_s)}/s"
