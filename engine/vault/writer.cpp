@@ -366,6 +366,7 @@ Status VaultWriter::append_tail(const std::string& manifest_json, uint32_t* head
   SMOE_TRY(smoe_part_.write_at(h.table_offset, table.data(), table.size()));
   SMOE_TRY(smoe_part_.write_at(h.manifest_offset, manifest_json.data(), manifest_json.size()));
   SMOE_TRY(smoe_part_.resize(h.file_bytes));
+  SMOE_TRY(smoe_part_.write_at(format::kHeaderBytes, kZeros.data(), format::kRecordsOffset - format::kHeaderBytes));
   SMOE_TRY(smoe_part_.write_at(0, header.data(), header.size()));
   SMOE_TRY(smoe_part_.sync());
   return scout_part_.sync();

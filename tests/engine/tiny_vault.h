@@ -2,6 +2,7 @@
 // experts with a shared one. Its contents are arbitrary bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -151,14 +152,18 @@ inline smoe::WriterOptions options(const std::string& folder) {
   return o;
 }
 
-// Writes every item that is not there yet.
-inline smoe::Status fill(smoe::VaultWriter& w, const smoe::WriterOptions& o) {
+// Writes every item, or only those that are not there yet.
+inline smoe::Status fill(smoe::VaultWriter& w, const smoe::WriterOptions& o, bool missing_only = false) {
+  const auto records = w.done_records();
+  const auto tensors = w.done_tensors();
   const uint64_t end = smoe::record_layout(ffn(), kHidden).end;
   for (uint32_t e = 0; e < kExperts; ++e) {
+    if (missing_only && std::count(records.begin(), records.end(), std::pair(0u, e)) > 0) continue;
     const std::string data = pattern(end, e);
     SMOE_TRY(w.write_record(0, e, data.data(), data.size()));
   }
   for (size_t i = 0; i < o.trunk.size(); ++i) {
+    if (missing_only && std::count(tensors.begin(), tensors.end(), o.trunk[i].name) > 0) continue;
     const std::string data = pattern(o.trunk[i].bytes, static_cast<uint32_t>(100 + i));
     SMOE_TRY(w.write_tensor(o.trunk[i].name, data.data(), data.size()));
   }

@@ -163,6 +163,24 @@ def test_resume_skips_what_is_done_and_only_that(tmp_path: Path) -> None:
     assert tiny.open(tmp_path, resume=False).done_records() == []
 
 
+def test_a_part_file_damaged_outside_its_items_is_made_right(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    tiny = TinyVault()
+    tiny.fill(writer := tiny.open(tmp_path))
+    writer.abort()
+    with (tmp_path / "tiny.smoe.part").open("r+b") as part:
+        part.write(b"x" * 16384)  # header and gap
+        part.seek(0, os.SEEK_END)
+        part.write(b"more")
+    with (tmp_path / "tiny.scout.safetensors.part").open("r+b") as part:
+        part.write(b"x" * 100)
+        part.seek(0, os.SEEK_END)
+        part.write(b"more")
+    writer = tiny.open(tmp_path)
+    assert tiny.fill(writer) == 0
+    tiny.finish(writer, tmp_path)
+    assert contents(tmp_path) == whole
+
+
 @pytest.mark.parametrize("cut", [1, 9, 30, 200])
 def test_a_torn_journal_counts_up_to_its_last_whole_line(tmp_path: Path, whole: dict[str, bytes], cut: int) -> None:
     tiny = TinyVault()
