@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,11 @@ from smoe_cli import console, settings
 from smoe_cli.commands.options import Json
 from smoe_cli.commands.progress import Meter
 from smoe_cli.commands.verify import verify_or_fail
-from smoe_cli.convert.plan import Fallback
-from smoe_cli.convert.run import Job, Options, convert, prepare, report
 from smoe_cli.sizes import show
+
+if TYPE_CHECKING:  # at run time these are imported by the command itself, so that its --help answers at once
+    from smoe_cli.convert.plan import Fallback
+    from smoe_cli.convert.run import Job
 
 
 class TerminalUi:
@@ -66,6 +68,8 @@ def command(
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte when it is written.")] = False,
     as_json: Json = False,
 ) -> None:
+    from smoe_cli.convert.run import Options, convert, prepare, report
+
     options = Options(source, out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)
     meter = Meter("converting")
     ui = TerminalUi(meter)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
-from smoe_cli import console, registry, settings, sizes
+from smoe_cli import console, settings, sizes
 from smoe_cli.commands.options import Json, VaultDir
 
 
 def command(vault_dir: VaultDir = None, as_json: Json = False) -> None:
+    from smoe_cli import registry
+
     folder = vault_dir or settings.vault_dir()
     vaults = registry.find(folder)
     if as_json:

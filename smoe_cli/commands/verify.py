@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from smoe_cli import console, registry
+from smoe_cli import console
 from smoe_cli.commands.options import Json, VaultDir
 from smoe_cli.commands.progress import Meter
-from smoe_cli.convert.verify import verify
 from smoe_cli.errors import CorruptError
 
 
@@ -24,6 +23,8 @@ def verify_or_fail(path: Path) -> dict[str, Any]:
 
 
 def check(path: Path) -> dict[str, Any]:
+    from smoe_cli.convert.verify import verify
+
     with Meter(f"checking {path.name}") as meter:
         return verify(path, meter.update)
 
@@ -41,6 +42,8 @@ def command(
     vault_dir: VaultDir = None,
     as_json: Json = False,
 ) -> None:
+    from smoe_cli import registry
+
     path = registry.locate(model, vault_dir).path  # also one that does not open: that is what verify is for
     result = check(path)
     if as_json:

@@ -15,7 +15,11 @@ def smoe(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "smoe_cli", *argv], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["chat", "--help"], ["--no-such-flag"], ["no-such-verb"]])
+@pytest.mark.parametrize(
+    "argv",
+    [["--help"], ["--version"], ["--no-such-flag"], ["no-such-verb"]]
+    + [[verb, "--help"] for verb in ("chat", "convert", "list", "verify")],
+)
 def test_nothing_heavy_is_imported(argv: list[str]) -> None:
     script = (
         "import sys\nfrom smoe_cli.main import main\n"
