@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from smoe_cli.chat.launch import Chat
-from smoe_cli.chat.session import Done, Event, ReasoningDelta, Stats, TextDelta, turn
+from smoe_cli.chat.session import (
+    Done,
+    Event,
+    Generated,
+    PromptSize,
+    ReasoningDelta,
+    Stats,
+    TextDelta,
+    render,
+    turn,
+)
 from smoe_cli.chat.template import Message
 from smoe_cli.errors import UsageError
 
@@ -22,6 +32,8 @@ class Conversation:
     turns: list[Message] = field(default_factory=list)  # user and assistant messages, in order
     last: Stats | None = None
     total_tokens: int = 0
+    miss: str = ""  # why the last turn did not find all of the conversation before it in the engine's cache
+    _held: list[int] = field(default_factory=list)  # ids that the engine was last sent and made itself
 
     def say(self, text: str) -> Iterator[Event]:
         return self._run([*self.turns, {"role": "user", "content": text}])
@@ -73,8 +85,16 @@ class Conversation:
         messages = [{"role": "system", "content": self.system}, *turns] if self.system else turns
         text: list[str] = []
         reasoning: list[str] = []
-        for event in turn(self.chat.engine, self.chat.model, messages, self.chat.options()):
-            if isinstance(event, TextDelta):
+        options = self.chat.options()
+        prompt = render(self.chat.model, messages, options)
+        held, self._held, self.miss = self._held, list(prompt.ids), ""
+        for event in turn(self.chat.engine, self.chat.model, messages, options, prompt):
+            if isinstance(event, PromptSize):
+                self.miss = _miss(held, prompt.ids, event.cached_tokens)
+                event = replace(event, miss=self.miss)
+            elif isinstance(event, Generated):
+                self._held.append(event.id)
+            elif isinstance(event, TextDelta):
                 text.append(event.text)
             elif isinstance(event, ReasoningDelta):
                 reasoning.append(event.text)
@@ -90,6 +110,13 @@ class Conversation:
         if reasoning:
             reply["reasoning_content"] = reasoning
         self.turns, self.last = [*turns, reply], done.stats
+
+
+def _miss(held: list[int], ids: list[int], cached: int) -> str:
+    common = next((at for at, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), min(len(held), len(ids)))
+    if cached + 1 < common:
+        return "the engine could not go back to what it had"
+    return f"it differs from the one before from token {common:,} on" if common < len(held) else ""
 
 
 def _checked(message: Message) -> Message:

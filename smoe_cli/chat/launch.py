@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from smoe_cli.chat.session import TurnOptions
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.engine.manager import EngineManager, EngineSpec, resolve_sampling
 from smoe_cli.engine.protocol import Sampling
+from smoe_cli.errors import SmoeError, UnsupportedError
 
 CHAT_WINDOW = 4096
 
@@ -76,7 +78,11 @@ def start(chat: Chat) -> None:
     chat.engine.start()
     if not chat.request.raw:
         warm_up.join()
-        _ = chat.model.template  # raises here, before anything is typed, if there is none
+        template = chat.model.template  # raises here, before anything is typed, if there is none
+        if chat.request.thinking is not None and not template.has_thinking_switch():
+            raise UnsupportedError(
+                f"{chat.model.id}'s chat template has no thinking switch", "leave out --think/--no-think"
+            )
 
 
 def switch(chat: Chat, name: str) -> None:
@@ -95,9 +101,5 @@ def switch(chat: Chat, name: str) -> None:
 
 
 def _warm_up(chat: Chat) -> None:
-    import contextlib
-
-    from smoe_cli.errors import SmoeError
-
     with contextlib.suppress(SmoeError):  # raised again, and shown, by whoever needs the template
         _ = chat.model.template

@@ -36,6 +36,10 @@ class Meters:
         elif isinstance(event, Restarted):
             self._size, self._done = None, 0
 
+    @property
+    def miss(self) -> str:
+        return self._size.miss if self._size else ""
+
     def line(self) -> str:
         now = time.monotonic()
         self._sample(now)
@@ -72,11 +76,12 @@ class Meters:
             self._disk = (now, read)
 
 
-def summary(done: Done, chat: Chat) -> str:
-    """The line under a finished reply."""
+def summary(done: Done, chat: Chat, miss: str = "") -> str:
+    """The line under a finished reply; ``miss`` is why the prompt was not found in the cache."""
     stats = done.stats
     ends = {"length": ["cut off at the limit"], "cancel": ["stopped"]}
     parts = [f"{stats.completion_tokens:,} tokens", *figures(stats), *ends.get(done.finish_reason, [])]
+    parts += [f"computed again: {miss}"] if miss else []
     used = stats.prompt_tokens + stats.completion_tokens
     parts.append(f"context {used:,}/{chat.window:,}")
     if rss := chat.engine.rss_bytes():

@@ -17,7 +17,7 @@ from smoe_cli.errors import SmoeError, UsageError
 HELP = {
     "/help": "this list",
     "/model [ID]": "the vaults there are; talk to another one",
-    "/system [TEXT]": "show or set the system message",
+    "/system [TEXT]": "show or set the system message; - removes it",
     "/reset": "forget the conversation",
     "/regen": "answer the last message again",
     "/edit": "change the last message and send it again",
@@ -123,7 +123,7 @@ class Repl:
         self._screen.say(f"now talking to {self._chat.model.id}; the conversation goes on")
 
     def _system(self, text: str) -> None:
-        self._talk.system = text or self._talk.system
+        self._talk.system = None if text == "-" else text or self._talk.system
         self._screen.say(f"system: {self._talk.system}" if self._talk.system else "there is no system message")
 
     def _reset(self, _: str) -> None:
@@ -147,6 +147,8 @@ class Repl:
             lines.append(
                 "last turn: " + " · ".join([f"{self._talk.last.completion_tokens} tokens", *figures(self._talk.last)])
             )
+        if self._talk.miss:
+            lines.append(f"part of the prompt was computed again: {self._talk.miss}")
         lines.append(f"generated so far: {self._talk.total_tokens:,} tokens")
         lines += [f"{key}: {value}" for key, value in self._chat.engine.info.items()]
         self._screen.say("\n".join(lines))

@@ -104,7 +104,7 @@ class TerminalScreen:
                 if isinstance(event, Done):
                     for block in view.rest():
                         live.console.print(block)
-                    live.console.print(summary(event, chat), style="dim", markup=False)
+                    live.console.print(summary(event, chat, view.meters.miss), style="dim", markup=False)
                 elif not isinstance(event, TextDelta | ReasoningDelta):
                     tell(event)
 
@@ -113,13 +113,13 @@ class ReplyView:
     """A reply in progress, as something that Rich can draw."""
 
     def __init__(self, meters: Meters) -> None:
-        self._meters = meters
+        self.meters = meters
         self._splitter = BlockSplitter()
         self._reasoning = False
 
     def see(self, event: Event) -> list[object]:
         """Take in an event; returns what is complete, ready to print."""
-        self._meters.see(event)
+        self.meters.see(event)
         if not isinstance(event, TextDelta | ReasoningDelta):
             return []
         switched = isinstance(event, ReasoningDelta) != self._reasoning
@@ -144,7 +144,7 @@ class ReplyView:
         tail = Text(self._splitter.pending.rstrip("\n"), style="dim italic" if self._reasoning else "")
         room = max(options.max_height - 3, 1)
         yield from tail.wrap(out, options.max_width)[-room:]
-        yield Text(self._meters.line(), style="reverse", no_wrap=True, overflow="ellipsis")
+        yield Text(self.meters.line(), style="reverse", no_wrap=True, overflow="ellipsis")
 
 
 def markdown(text: str) -> Markdown:

@@ -18,11 +18,13 @@ from smoe_cli.errors import EngineRefused, UsageError
 
 @dataclass(frozen=True)
 class PromptSize:
-    """The prompt is accepted. ``slides``: it is longer than the window, so its oldest tokens fall out."""
+    """The prompt is accepted. ``slides``: it is longer than the window, so its oldest tokens fall out. ``miss`` says why
+    not all of the conversation before was found in the cache, where somebody knows."""
 
     prompt_tokens: int
     cached_tokens: int
     slides: bool
+    miss: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PrefillProgress:
 class Generated:
     """One more token is there, whether or not it finishes any text; ``tokens`` counts them."""
 
+    id: int
     tokens: int
 
 
@@ -167,7 +170,7 @@ class _Reply:
         self._first = self._first or self._last
         self._tokens += 1
         self._reasoning_tokens += self._parser.reasoning
-        yield Generated(self._tokens)
+        yield Generated(token.id, self._tokens)
         yield from self._text(self._detokenizer.feed(token.id))
         if self._stops.matched is not None:
             self._engine.cancel()

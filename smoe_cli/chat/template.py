@@ -9,9 +9,11 @@ and the ids are those of ``apply_chat_template``.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +71,12 @@ class ChatTemplate:
 
     def _render(self, messages: list[Message], tools: Any, generation: bool, switches: dict[str, Any]) -> str:
         from jinja2.exceptions import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
 
         if self.lists_only:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         given = {key: value for key, value in switches.items() if value is not None}
         try:
-            rendered: Any = render_jinja_template(
+            rendered: Any = _renderer()(
                 conversations=[messages],
                 tools=tools or None,
                 chat_template=self.source,
@@ -106,6 +107,12 @@ class ChatTemplate:
         return [self._mark(item, marker) for item in value] if isinstance(value, list) else value
 
     # -- what the template is like --
+
+    def has_thinking_switch(self) -> bool:
+        """Whether ``enable_thinking`` changes anything in what the template writes."""
+        message = [{"role": "user", "content": _NEEDLE}]
+        on, off = (self._render(message, None, True, {"enable_thinking": value}) for value in (True, False))
+        return on != off
 
     def _knows(self, tag: str) -> bool:
         return tag in self.source or tag in self.tokenizer.added
@@ -145,6 +152,19 @@ class ChatTemplate:
             return None
         match = self._control.bare.match(tail.lstrip())
         return self._control.ids[match[0]] if match else None
+
+
+@cache
+def _renderer() -> Callable[..., Any]:
+    """transformers' own, imported late, since that takes most of a second. Without PyTorch, which smoe does not need,
+    the import warns on stderr that models are not available."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    finally:
+        logging.disable(before)
+    return render_jinja_template
 
 
 def load_template(tokenizer: TextTokenizer, override: Path | None = None) -> ChatTemplate:

@@ -129,10 +129,8 @@ def test_ctrl_c_during_prefill(open_chat: Callable[..., Terminal], fake: FakeEng
     terminal.wait_until_seen("prefill")
     terminal.ctrl_c()
     terminal.wait_for("stopped")
-    fake_state = fake.script.with_name("script.json.state")
-    fake_state.write_text(json.dumps({"answered": 0, "spent": {}}))
     terminal.wait_for_prompt()
-    terminal.enter("/save talk.json")
+    terminal.enter(f"/save {fake.folder}/talk.json")
     terminal.wait_for("saved 0 messages")
 
 
@@ -198,7 +196,7 @@ def test_the_commands(open_chat: Callable[..., Terminal], fake: FakeEngineFiles,
     do("/help", *["/model", "/system", "/reset", "/regen", "/edit", "/save", "/load", "/stats", "/quit"])
     do("/system", "system: Be brief.")
     do("hello", "one")
-    do("/regen", "two")
+    do("/regen", "two", "computed again: it differs from the one before from token")
     assert fake.prompts()[0] == fake.prompts()[1]
     assert "system\nBe brief." in made_text(fake.prompts()[0])
     do("/stats", "last turn:", "engine: fake")
@@ -405,6 +403,20 @@ def test_ctrl_c_in_one_shot_is_130_and_leaves_no_process(
     out, _ = child.communicate(timeout=20)
     assert child.returncode == 130 and "and so on" in out
     assert engine_pids(fake.folder) == []
+
+
+@pytest.mark.parametrize("more", [["-p", "x"], []])
+def test_ctrl_c_while_the_engine_starts_is_130_and_quiet(
+    fake: FakeEngineFiles, tmp_path: Path, more: list[str]
+) -> None:
+    fake.write([ids("x")], start_ms=60000)
+    terminal = Terminal(command(tmp_path, *more), environment(tmp_path))
+    while not engine_pids(fake.folder):
+        terminal.read()
+    time.sleep(0.5)
+    terminal.ctrl_c()
+    assert terminal.exit_code() == 130
+    assert "Traceback" not in terminal.seen and engine_pids(fake.folder) == []
 
 
 def test_a_reader_that_goes_away_is_quiet(fake: FakeEngineFiles, tmp_path: Path) -> None:

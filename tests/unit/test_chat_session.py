@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from smoe_cli.chat.conversation import Conversation
-from smoe_cli.chat.launch import Chat, ChatRequest
+from smoe_cli.chat.launch import Chat, ChatRequest, start
 from smoe_cli.chat.session import (
     Done,
     Event,
@@ -25,7 +25,7 @@ from smoe_cli.chat.session import (
     turn,
 )
 from smoe_cli.engine.protocol import Sampling
-from smoe_cli.errors import EngineError, EngineRefused, UsageError
+from smoe_cli.errors import EngineError, EngineRefused, UnsupportedError, UsageError
 from tests.unit import fakes
 from tests.unit import tokenizers_made as made
 from tests.unit.fakes import FakeEngineFiles, ids
@@ -231,6 +231,41 @@ def test_a_turn_stopped_before_it_says_anything_leaves_no_trace(chat: Chat, fake
     for event in conversation.say("count"):
         if isinstance(event, PrefillProgress):
             chat.engine.cancel()
+    assert conversation.turns == []
+
+
+def test_a_cache_miss_says_why(chat: Chat, fake: FakeEngineFiles) -> None:
+    fake.write([ids("one"), ids("two"), ids("three")])
+    conversation, _ = talk(chat, "say")
+    assert conversation.miss == ""
+    list(conversation.say("more"))
+    assert conversation.miss == ""
+    at = len(fake.prompts()[0]) + len(ids("one"))
+    list(conversation.regenerate())
+    assert conversation.miss == f"it differs from the one before from token {len(fake.prompts()[1])} on"
+    conversation.turns[0]["content"] = "sat"
+    list(conversation.say("again"))
+    assert "differs" in conversation.miss and str(at) not in conversation.miss
+    chat.engine.reset()
+    list(conversation.say("again"))
+    assert conversation.miss == "the engine could not go back to what it had"
+
+
+def test_a_thinking_switch_that_the_template_does_not_have_is_refused(chat: Chat, fake: FakeEngineFiles) -> None:
+    chat.request = replace(chat.request, thinking=False)
+    with pytest.raises(UnsupportedError, match="no thinking switch"):
+        start(chat)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("non_finite", "not finite"), ("no_memory", "memory"), ("io_error", "read from the vault failed")],
+)
+def test_engine_errors_are_errors_never_text(chat: Chat, fake: FakeEngineFiles, name: str, words: str) -> None:
+    fake.write([ids("ab")], faults=[{"reply": 0, "after": 1, "kind": "err", "name": name}])
+    conversation = Conversation(chat)
+    with pytest.raises(EngineRefused, match=words):
+        list(conversation.say("x"))
     assert conversation.turns == []
 
 

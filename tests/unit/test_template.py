@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,25 @@ def test_the_turn_end_token_is_a_stop_besides_the_eos_ids(chatml: ChatTemplate, 
 
 
 THINKING = made.CHATML + "{%- if enable_thinking is not defined or enable_thinking -%}{{ '<think>\\n' }}{%- endif -%}"
+
+
+def test_thinking_switch(tmp_path: Path, chatml: ChatTemplate) -> None:
+    assert load_template(TextTokenizer(made.save_chatml(tmp_path / "t", THINKING))).has_thinking_switch()
+    assert not chatml.has_thinking_switch()
+
+
+def test_without_pytorch_nothing_is_said_on_stderr(tmp_path: Path) -> None:
+    folder = made.save_chatml(tmp_path)
+    script = (
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name.split('.')[0] == 'torch' else find(name, *more)\n"
+        "from pathlib import Path\nfrom smoe_cli.chat.template import load_template\n"
+        "from smoe_cli.chat.tokenizer import TextTokenizer\n"
+        f"prompt = load_template(TextTokenizer(Path({str(folder)!r}))).render([{{'role': 'user', 'content': 'x'}}])\n"
+        "import sys\nprint(len(prompt.ids) > 0, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True False\n", "")
 
 
 def test_reasoning_starts_where_the_prompts_tail_opens_it(tmp_path: Path) -> None:
