@@ -18,8 +18,8 @@ from smoe_cli.errors import EngineRefused, UsageError
 
 @dataclass(frozen=True)
 class PromptSize:
-    """The prompt is accepted. ``slides``: it is longer than the window, so its oldest tokens fall out. ``miss`` says why
-    not all of the conversation before was found in the cache, where somebody knows."""
+    """The prompt is accepted. ``slides``: it is longer than the window, so its oldest tokens fall out. ``miss`` says
+    why not all of the conversation before was found in the cache, where somebody knows."""
 
     prompt_tokens: int
     cached_tokens: int
