@@ -76,10 +76,10 @@ bool same_file(const File& file, const std::string& path) {
 
 Result<Journal> Journal::open(const std::string& path) {
   SMOE_ASSIGN(File file, File::open_write(path));
-  const int error = ::flock(file.fd(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-  if (error != 0 && error != EWOULDBLOCK) return os_error(error, "lock", path);
-  // The holder may have finished and removed the name since: then what is locked is no longer the journal.
-  if (error != 0 || !same_file(file, path)) {
+  // A file system without locks is no reason not to convert. The holder may have finished and removed the name since:
+  // then what is locked is no longer the journal.
+  const bool held = ::flock(file.fd(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (held || !same_file(file, path)) {
     return Status(Code::usage, path + ": another conversion to this name is running",
                   "wait for it, or stop it and run the same command again");
   }

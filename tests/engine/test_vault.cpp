@@ -1,3 +1,5 @@
+#include <thread>
+
 #include "check.h"
 #include "tiny_vault.h"
 #include "util/json.h"
@@ -18,6 +20,23 @@ std::string replace(std::string text, const std::string& from, const std::string
   const size_t at = text.find(from);
   if (at == std::string::npos) check::fail(__FILE__, __LINE__, "not in the manifest: " + from);
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+std::string replace_all(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// The tiny manifest with its mixture replaced by a second dense layer.
+std::string dense(std::string text) {
+  const size_t moe = text.find("{\"block\":\"moe\""), end = text.find("}}", moe);
+  text.replace(moe, end + 1 - moe, R"({"block":"ffn","width":64,"activation":"silu")");
+  for (const char* name : {"\"layers.1.router.weight\"", "\"layers.1.shared_gate.weight\""}) {
+    const size_t from = text.find(name);
+    text.erase(from - 1, text.find('}', from) + 2 - from);  // with the comma before it
+  }
+  return replace_all(text, "layers.1.shared.", "layers.1.ffn.");
 }
 
 bool mentions(const Status& s, const std::string& word) { return s.message().find(word) != std::string::npos; }
@@ -96,6 +115,44 @@ TEST(vault_opens_and_reads_back) {
     CHECK(read_trunk_tensor(vault, o.trunk[i].name, reinterpret_cast<uint8_t*>(data.data())).is_ok());
     CHECK(data == tiny::pattern(data.size(), static_cast<uint32_t>(100 + i)));
   }
+}
+
+TEST(vault_without_experts) {
+  const FakeTree tree;
+  WriterOptions o = tiny::options(tree.root());
+  o.layers.clear();
+  for (scout::Tensor& t : o.trunk) t.name = replace_all(t.name, "layers.1.shared.", "layers.1.ffn.");
+  std::erase_if(o.trunk,
+                [](const scout::Tensor& t) { return t.name.find("router") + 1 || t.name.find("shared_gate") + 1; });
+  auto writer = VaultWriter::open(o);
+  REQUIRE(writer.is_ok());
+  for (const scout::Tensor& t : o.trunk)
+    CHECK((*writer)->write_tensor(t.name, tiny::pattern(t.bytes, 1).data(), t.bytes).is_ok());
+  const std::string text =
+      tiny::manifest((*writer)->scout_bytes(), (*writer)->scout_header_crc(), [&](const std::string& name) {
+        const auto crc = (*writer)->tensor_crc(replace_all(name, "layers.1.shared.", "layers.1.ffn."));
+        return crc.is_ok() ? crc.value() : 0;
+      });
+  CHECK((*writer)->finish(dense(text)).is_ok());
+  auto vault = open_vault(tree.path("tiny.smoe"));
+  REQUIRE(vault.is_ok());
+  CHECK(vault->records.empty() && vault->model.moe_layers() == 0 && vault->model.max_top_k() == 0);
+  CHECK_EQ(vault->file_bytes, format::kRecordsOffset + vault->manifest_json.size());
+  tiny::write_tokenizer(tree.path("tiny.tokenizer"));
+  CHECK(verifies(tree.path("tiny.smoe")));
+}
+
+TEST(vault_written_by_many_threads) {
+  const FakeTree tree;
+  const WriterOptions o = tiny::options(tree.root());
+  auto writer = VaultWriter::open(o);
+  REQUIRE(writer.is_ok());
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 4; ++n) threads.emplace_back([&] { CHECK(tiny::fill(**writer, o).is_ok()); });
+  for (std::thread& thread : threads) thread.join();
+  tiny::write_tokenizer(tree.path("tiny.tokenizer.part"));
+  CHECK((*writer)->finish(tiny::manifest_for(**writer)).is_ok());
+  CHECK(verifies(tree.path("tiny.smoe")));
 }
 
 TEST(vault_verify_counts_every_byte) {
