@@ -3,8 +3,8 @@
 #
 #   scripts/sanitize.sh [SECONDS]     fuzz each driver (scripts/fuzz_*.cpp) for SECONDS, 60 if not said
 #
-# A driver is called as `fuzz_x SECONDS SEED`; it prints what input it died of. The seed is printed here, so that a run can
-# be had again: SEED=n scripts/sanitize.sh. Any finding ends the script with a non-zero exit code.
+# The seed is printed, so that a run can be had again: SEED=n scripts/sanitize.sh. A driver names the one seed that repeats
+# what it found (see scripts/fuzz.h). Any finding ends the script with a non-zero exit code.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ build-asan/smoe-tests
 
 for driver in "${drivers[@]}"; do
   echo "== address and undefined: $driver for $seconds s, seed $seed"
-  "build-asan/$driver" "$seconds" "$seed"
+  "build-asan/$driver" --seconds "$seconds" --seed "$seed"
 done
 
 echo "== thread: tests"
