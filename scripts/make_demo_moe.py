@@ -9,6 +9,12 @@ rebuilds the tokenizer from the GGUF's metadata, and splits each layer's 1536 fe
           exactly 1/16, and the down projections carry the factor 16: the function is the dense model's. Stored as
           float32, because a dequantised Q4_1 weight (f16 scale times 4-bit code plus f16 minimum) fits nothing smaller.
 
+  sparse  Qwen2-MoE format, real routing, half of the channels active a token: a shared expert of 384 channels (its
+          sigmoid gate of zero weights gives a half, so its down projection carries the factor 2) and 36 experts of 32,
+          of which 12 are picked. scripts/demo_moe/sparse.safetensors, made by distill_demo_moe.py, holds what was
+          learned: channel orders, routers, channel scales, norms and low-rank changes of the matrices. float32,
+          because rounding a router to bfloat16 changes which experts it picks.
+
 The chat template is the GGUF's without its default system turn: under that turn the Q4_1 weights themselves (llama.cpp
 agrees) answer "What is the capital of Italy?" with "Il Coriobella", a near tie lost to the 4-bit rounding; with no
 system turn, or an empty one, they answer Rome by a wide margin. A system message that the caller gives is rendered.
@@ -32,7 +38,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf.quants import dequantize
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 Array = np.ndarray[Any, Any]
@@ -40,6 +47,8 @@ Tensors = dict[str, Array]
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EXACT_EXPERTS = 16
+SPARSE_SHARED, SPARSE_EXPERTS, SPARSE_WIDTH, SPARSE_ACTIVE = 384, 36, 32, 12  # channels; experts; channels each; picked
+DELTA = Path(__file__).parent / "demo_moe" / "sparse.safetensors"
 MARKER = "smoe_demo"  # the key in config.json by which a later run knows a folder it may replace
 DEFAULT_SYSTEM = (  # why it goes: see the module docstring
     "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -235,6 +244,85 @@ def exact_variant(dense: Dense) -> tuple[dict[str, Any], Tensors]:
     return config, tensors
 
 
+def read_delta(path: Path) -> Tensors:
+    """The learned difference: int8 factors become float32, the rest is as stored."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DemoError(f"cannot read the learned difference {path}: {error}") from error
+    out: Tensors = {}
+    for name, value in stored.items():
+        if name.endswith(".order"):
+            out[name] = value.astype(np.int64)
+        elif not name.endswith(".step"):
+            step = stored.get(f"{name}.step")  # f16 [rows]: what one unit of the row's int8 stands for
+            out[name] = value.astype(np.float32) * (1 if step is None else step.astype(np.float32)[:, None])
+    return out
+
+
+def changed(weight: Array, delta: Tensors, layer: int, part: str) -> Array:
+    """weight [out, in] plus the layer's low-rank product b a."""
+    product: Array = delta[f"{layer}.{part}_b"] @ delta[f"{layer}.{part}_a"]
+    return weight + product
+
+
+def sparse_attention(dense: Dense, delta: Tensors, layer: int) -> Tensors:
+    """A layer's attention and norm tensors with the learned difference; q, k and v have Qwen2's biases, all zero."""
+    base = f"model.layers.{layer}"
+    own = [dense.tensors[f"{base}.self_attn.{part}_proj.weight"] for part in "qkv"]
+    parts = np.split(changed(np.concatenate(own), delta, layer, "qkv"), np.cumsum([len(part) for part in own])[:-1])
+    out: Tensors = {}
+    for part, value in zip("qkv", parts, strict=True):
+        out[f"{base}.self_attn.{part}_proj.weight"] = value
+        out[f"{base}.self_attn.{part}_proj.bias"] = np.zeros(len(value), np.float32)
+    out[f"{base}.self_attn.o_proj.weight"] = changed(
+        dense.tensors[f"{base}.self_attn.o_proj.weight"], delta, layer, "o")
+    out[f"{base}.input_layernorm.weight"] = delta[f"{layer}.n1"]
+    out[f"{base}.post_attention_layernorm.weight"] = delta[f"{layer}.n2"]
+    return out
+
+
+def sparse_experts(dense: Dense, delta: Tensors, layer: int) -> Tensors:
+    """A layer's router, shared expert and routed experts."""
+    source, base = f"model.layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+    order = delta[f"{layer}.order"]  # shared channels, then each expert's
+    own = [dense.tensors[f"{source}.{part}_proj.weight"] for part in ("gate", "up")]
+    gate, up = np.split(changed(np.concatenate([part[order] for part in own]), delta, layer, "gateup"), 2)
+    down = changed(dense.tensors[f"{source}.down_proj.weight"][:, order], delta, layer, "down")
+    up = up * delta[f"{layer}.scale"][:, None]
+    out: Tensors = {
+        f"{base}.gate.weight": delta[f"{layer}.router"],
+        f"{base}.shared_expert_gate.weight": np.zeros((1, dense.hidden), np.float32)}
+
+    def expert(name: str, rows: slice, factor: float) -> None:
+        out[f"{base}.{name}.gate_proj.weight"] = gate[rows]
+        out[f"{base}.{name}.up_proj.weight"] = up[rows]
+        out[f"{base}.{name}.down_proj.weight"] = down[:, rows] * np.float32(factor)
+
+    expert("shared_expert", slice(SPARSE_SHARED), 2)  # its sigmoid gate of zero weights gives a half
+    for index in range(SPARSE_EXPERTS):
+        begin = SPARSE_SHARED + index * SPARSE_WIDTH
+        # the picked experts' weights add up to 1, so each is about 1 / SPARSE_ACTIVE
+        expert(f"experts.{index}", slice(begin, begin + SPARSE_WIDTH), SPARSE_ACTIVE)
+    return out
+
+
+def sparse_variant(dense: Dense, delta: Tensors) -> tuple[dict[str, Any], Tensors]:
+    """Config and tensors of the Qwen2-MoE split with real routing (see the module docstring)."""
+    config = common_config(dense, "sparse") | {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "intermediate_size": dense.channels,
+        "moe_intermediate_size": SPARSE_WIDTH, "shared_expert_intermediate_size": SPARSE_SHARED,
+        "num_experts": SPARSE_EXPERTS, "num_experts_per_tok": SPARSE_ACTIVE, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "qkv_bias": True, "use_sliding_window": False,
+        "sliding_window": None, "max_window_layers": dense.layers, "router_aux_loss_coef": 0.0,
+        "torch_dtype": "float32"}
+    tensors: Tensors = {"model.embed_tokens.weight": dense.tensors["model.embed_tokens.weight"],
+                        "model.norm.weight": delta["norm"]}
+    for layer in range(dense.layers):
+        tensors |= sparse_attention(dense, delta, layer) | sparse_experts(dense, delta, layer)
+    return config, tensors
+
+
 def build_tokenizer(meta: dict[str, Any]) -> Tokenizer:
     """The byte-level BPE tokenizer described by the GGUF's `tokenizer.ggml.*` metadata ('smollm' pre-tokenizer)."""
     tokens, kinds = meta["ggml.tokens"], meta["ggml.token_type"]
@@ -314,7 +402,7 @@ def write_checkpoint(out: Path, dense: Dense, config: dict[str, Any], tensors: T
     for name, content in files.items():
         (partial / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     build_tokenizer(dense.tokenizer).save(str(partial / "tokenizer.json"))
-    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    tensors = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
     save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
     if out.exists():
         shutil.rmtree(out)
@@ -322,7 +410,7 @@ def write_checkpoint(out: Path, dense: Dense, config: dict[str, Any], tensors: T
     return sum(value.nbytes for value in tensors.values())
 
 
-def make(variant: str, out: Path, gguf_path: str | None) -> None:
+def make(variant: str, out: Path, gguf_path: str | None, delta: Path = DELTA) -> None:
     """Make one checkpoint, talking on stderr."""
     began = time.monotonic()
     check_target(out)
@@ -331,7 +419,7 @@ def make(variant: str, out: Path, gguf_path: str | None) -> None:
     dense = read_dense(source)
     check_dense(dense)
     say(f"splitting {dense.layers} layers of {dense.channels} channels: {variant}")
-    config, tensors = exact_variant(dense)
+    config, tensors = exact_variant(dense) if variant == "exact" else sparse_variant(dense, read_delta(delta))
     say(f"writing {out}")
     size = write_checkpoint(out, dense, config, tensors)
     say(f"done: {len(tensors)} tensors, {size / 1e6:.0f} MB, {time.monotonic() - began:.1f} s")
@@ -341,7 +429,7 @@ def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="the checkpoint folder to write")
-    parser.add_argument("--variant", choices=["exact"], default="exact")
+    parser.add_argument("--variant", choices=["exact", "sparse"], default="exact")
     parser.add_argument("--gguf", metavar="PATH", help=f"another place of {GGUF_NAME}")
     args = parser.parse_args()
     try:
