@@ -79,7 +79,7 @@ class LineSplitter {
   // The last line, if the stream ended without a newline.
   template <class F>
   void finish(F&& line) {
-    if (!held_.empty() || too_long_) emit(line);
+    if ((!held_.empty() && held_ != "\r") || too_long_) emit(line);
   }
 
  private:

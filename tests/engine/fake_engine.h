@@ -51,8 +51,8 @@ class FakeEngine final : public Engine {
     for (int32_t id = r.ids.back();;) {
       wait_at_gate();
       if (events.cancelled() || (r.mask && !events.next_mask(&mask))) return finish(o, Finish::cancel);
-      do id = (id + 1) % static_cast<int32_t>(kVocab);
-      while (r.mask && !(mask[id / 8] >> (id % 8) & 1));
+      id = next(id, r.mask ? mask.data() : nullptr);
+      if (id < 0) return Status{Code::usage, "bad_request", "the mask allows no token"};
       if (id == kEos || std::count(r.stop_ids.begin(), r.stop_ids.end(), id)) return finish(o, Finish::stop);
       TokenEvent token{id, -0.5f, {}};
       for (uint32_t i = 0; i < std::min(r.logprobs, kVocab); ++i)
@@ -92,6 +92,14 @@ class FakeEngine final : public Engine {
       events.on_prefill(done, total);
     }
     return true;
+  }
+  // The next id that the mask allows, round the vocabulary; -1 if there is none.
+  static int32_t next(int32_t id, const uint8_t* mask) {
+    for (uint32_t step = 0; step < kVocab; ++step) {
+      id = (id + 1) % static_cast<int32_t>(kVocab);
+      if (!mask || (mask[id / 8] >> (id % 8) & 1)) return id;
+    }
+    return -1;
   }
   static Status failure(int32_t id, Events& events) {
     if (id == kIoError) return {Code::io, "io_error: read of layer 3, expert 7 failed"};
