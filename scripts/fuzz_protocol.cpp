@@ -1,10 +1,10 @@
 // Fuzzes the wire protocol and the sampler, in one process and without a model.
 //
-//   fuzz_protocol [--seed N] [--runs N | --seconds N] [--case N]
+//   fuzz_protocol [SECONDS [SEED [CASE]]]      60 seconds, seed 1
 //
-// Case i of a seed is always the same input; --case runs only that one and prints it. A case is a few protocol lines,
-// mutated, sent in random pieces to the serve loop over a fake engine; or random bytes for the other parsers; or a
-// sampler with random logits and parameters. Checked besides crashes (build with -DSMOE_SANITIZE=address,undefined):
+// Case i of a seed is always the same input; with CASE only that one runs, and is printed. A case is a few protocol
+// lines, mutated, sent in random pieces to the serve loop over a fake engine; or random bytes for the other parsers; or
+// a sampler with random logits and parameters. Checked besides crashes (build with -DSMOE_SANITIZE=address,undefined):
 // every request has exactly one reply, in the grammar of protocol.h; every draw is a token that was allowed.
 #include <chrono>
 #include <cmath>
@@ -266,7 +266,7 @@ bool run_case(uint64_t seed, uint64_t number, bool print) {
   if (wrong.empty()) wrong = fuzz_parsers(input, r);
   if (wrong.empty()) wrong = fuzz_sampler(r);
   if (wrong.empty()) return true;
-  std::printf("seed %llu case %llu: %s\n%s\n", static_cast<unsigned long long>(seed),
+  std::printf("fuzz_protocol 0 %llu %llu: %s\n%s\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(number), wrong.c_str(), input.c_str());
   return false;
 }
@@ -275,21 +275,18 @@ bool run_case(uint64_t seed, uint64_t number, bool print) {
 }  // namespace smoe
 
 int main(int argc, char** argv) {
-  uint64_t seed = 1, runs = 20000, only = ~uint64_t{0}, seconds = 0;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view name = argv[i];
-    uint64_t* const to = name == "--seed"      ? &seed
-                         : name == "--runs"    ? &runs
-                         : name == "--seconds" ? &seconds
-                         : name == "--case"    ? &only
-                                               : nullptr;
-    if (!to || !smoe::parse_number(std::string_view(argv[i + 1]), to))
-      return std::printf("unknown argument %s\n", argv[i]), 2;
+  uint64_t numbers[] = {60, 1, 0};  // seconds, seed, case
+  for (int i = 1; i < argc; ++i) {
+    if (i > 3 || !smoe::parse_number(std::string_view(argv[i]), &numbers[i - 1])) {
+      std::printf("usage: fuzz_protocol [SECONDS [SEED [CASE]]]\n");
+      return 2;
+    }
   }
-  if (only != ~uint64_t{0}) return smoe::run_case(seed, only, true) ? 0 : 1;
+  const auto [seconds, seed, only] = numbers;
+  if (argc == 4) return smoe::run_case(seed, only, true) ? 0 : 1;
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
   uint64_t done = 0;
-  for (; seconds ? std::chrono::steady_clock::now() < end : done < runs; ++done) {
+  for (; std::chrono::steady_clock::now() < end; ++done) {
     if (!smoe::run_case(seed, done, false)) return 1;
   }
   std::printf("%llu cases, none failed\n", static_cast<unsigned long long>(done));
