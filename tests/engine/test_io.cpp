@@ -14,6 +14,7 @@
 #include "io/memory.h"
 #include "io/reader.h"
 #include "util/aligned_buffer.h"
+#include "util/cgroup.h"
 
 using namespace smoe;
 
@@ -101,6 +102,27 @@ TEST(io_pread_on_tmpfs) {
   REQUIRE(reader.is_ok());
   CHECK_EQ(notice.empty(), (*reader)->stats().direct);
   check_reads_all(**reader, data, 4);
+}
+
+// A file system that refuses O_DIRECT: /proc does, everywhere.
+TEST(io_pread_falls_back_where_direct_is_refused) {
+  const std::string path = "/proc/version";
+  std::string expected;
+  if (!read_small_file(path, &expected) || expected.size() < 16) {
+    std::cerr << "SKIP io_pread_falls_back_where_direct_is_refused: there is no /proc/version\n";
+    return;
+  }
+  std::string notice;
+  auto reader = open_pread_reader(path, DirectMode::automatic, 1, &notice);
+  REQUIRE(reader.is_ok());
+  CHECK(!(*reader)->stats().direct);
+  CHECK(contains(notice, path) && contains(notice, std::strerror(EINVAL)));
+  std::string got(16, ' ');
+  CHECK(read_one(**reader, 0, got.data(), got.size()).status.is_ok());
+  CHECK_EQ(got, expected.substr(0, 16));
+  auto forced = open_pread_reader(path, DirectMode::direct, 1, nullptr);
+  CHECK(forced.status().code() == Code::io);
+  CHECK(contains(forced.status().message(), path));
 }
 
 TEST(io_pread_truncated_while_open) {

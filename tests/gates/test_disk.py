@@ -1,0 +1,98 @@
+"""What the disk does, the text does not show: other file systems, failing reads, a cache too small to hit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smoe_cli.errors import EngineRefused
+from tests.gates.engine_run import random_ids, running
+
+PROMPT = random_ids(60)
+
+
+@pytest.fixture(scope="module")
+def expected(streamed: Path) -> list[int]:
+    with running(streamed, ctx=256) as run:
+        return run.generate(PROMPT, 24)[0]
+
+
+@pytest.fixture
+def copy(streamed: Path, tmp_path: Path) -> Iterator[Path]:
+    """The vault, to be damaged."""
+    for part in streamed.parent.iterdir():
+        (shutil.copytree if part.is_dir() else shutil.copy)(part, tmp_path / part.name)
+    yield tmp_path / streamed.name
+    shutil.rmtree(tmp_path)
+
+
+def test_direct_and_buffered_reads_give_the_same_text(streamed: Path, expected: list[int]) -> None:
+    for direct in (None, False):
+        with running(streamed, ctx=256, ring=8, direct=direct, verify_reads=True) as run:
+            assert run.generate(PROMPT, 24)[0] == expected
+            if direct is False:
+                assert run.process.info()["direct"] is False
+
+
+def test_a_vault_on_tmpfs(streamed: Path, expected: list[int]) -> None:
+    """R7: direct reads where this kernel's tmpfs takes them, else one notice and reads through the page cache."""
+    folder = Path("/dev/shm") / f"smoe-gate-{os.getpid()}"
+    if not folder.parent.is_dir() or shutil.disk_usage(folder.parent).free < 1 << 30:
+        pytest.skip("there is no tmpfs with a gigabyte free at /dev/shm")
+    try:
+        shutil.copytree(streamed.parent, folder)
+        with running(folder / streamed.name, ctx=256, ring=8) as run:
+            assert run.generate(PROMPT, 24)[0] == expected
+            assert run.generate(PROMPT[:40], 4)[1]["misses"] > 0
+            direct = run.process.info()["direct"]
+            assert len(run.said("reading through the page cache")) == (0 if direct else 1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_cache_below_one_token_never_hits_and_says_so(streamed: Path) -> None:
+    """R4: six layers of top-4 ask for 24 records a token."""
+    with running(streamed, ctx=256, ring=8) as run:
+        _, few = run.generate(PROMPT, 24)
+        assert run.said("about 0% are hits")
+    assert few["hits"] == 0
+    with running(streamed, ctx=256, ring=96) as run:
+        _, more = run.generate(PROMPT, 24)
+        assert not run.said("0%")
+    assert more["hits"] > 0
+    assert more["bytes"] < few["bytes"]
+
+
+def test_a_vault_cut_short_while_running(copy: Path, expected: list[int]) -> None:
+    """R8: an error to the request that needs what is gone; no hang, no wrong text, and the engine goes on."""
+    whole = copy.stat().st_size
+    with running(copy, ctx=256, ring=8) as run:
+        assert run.generate(PROMPT, 24)[0] == expected
+        tail = copy.read_bytes()[whole // 3 :]
+        os.truncate(copy, whole // 3)
+        with pytest.raises(EngineRefused) as refused:
+            run.generate(PROMPT[::-1], 24)
+        assert refused.value.name == "io_error"
+        with copy.open("r+b") as file:
+            file.seek(whole // 3)
+            file.write(tail)
+        assert run.generate(PROMPT, 24)[0] == expected
+        (told,) = run.said("ends inside a record")
+    assert "layer " in told and "expert " in told and str(copy) in told
+
+
+def test_a_flipped_bit_in_a_record_is_found_on_the_way_in(copy: Path) -> None:
+    with copy.open("r+b") as file:
+        for offset in range(16384 + 5000, copy.stat().st_size - (1 << 20), 64 << 10):
+            file.seek(offset)
+            file.write(b"\xff\x00\xff")
+    with running(copy, ctx=256, ring=8, verify_reads=True) as run:
+        with pytest.raises(EngineRefused) as refused:
+            run.generate(PROMPT, 4)
+        assert refused.value.name == "io_error"
+        (told,) = run.said("does not match its checksum")
+    assert "layer " in told and "expert " in told
