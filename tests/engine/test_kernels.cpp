@@ -232,7 +232,9 @@ TEST(kernels_matmul_q8_row_splits_index_and_stride) {
   for (const Encoding e : kBlocks) {
     const Stored w = random_matrix(e, rows, cols, 10);
     const auto acts = quantize(scalar_kernels(), e, random_floats(6 * cols, 11), 6, cols);
-    const auto truth = multiply(scalar_kernels(), w.matrix, acts, tokens, index);
+    const auto in_order = multiply(scalar_kernels(), w.matrix, acts, 6);
+    std::vector<float> truth;
+    for (const uint32_t i : index) truth.insert(truth.end(), &in_order[i * rows], &in_order[i * rows] + rows);
     for (const Kernels* k : all_kernels()) {
       if (!k->supported()) continue;
       for (const std::vector<size_t>& cuts :
@@ -346,6 +348,25 @@ TEST(kernels_matmul_f32_plain_rows_split_anywhere) {
   }
 }
 
+TEST(kernels_matmul_f32_index_and_strides) {
+  const size_t rows = 21, cols = 256, x_stride = cols + 3, y_stride = rows + 2;
+  const uint32_t index[5] = {2, 0, 2, 1, 1};
+  for (const Encoding e : kAll) {
+    const Stored w = random_matrix(e, rows, cols, 32);
+    const auto x = random_floats(3 * x_stride, 33);
+    for (const Kernels* k : all_kernels()) {
+      if (!k->supported()) continue;
+      std::vector<float> in_order(3 * rows), y(5 * y_stride, 42.0f);
+      k->matmul_f32(w.matrix, x.data(), x_stride, nullptr, 3, 0, rows, in_order.data(), rows);
+      k->matmul_f32(w.matrix, x.data(), x_stride, index, 5, 0, rows, y.data(), y_stride);
+      for (size_t t = 0; t < 5; ++t) {
+        CHECK(std::memcmp(&y[t * y_stride], &in_order[index[t] * rows], rows * sizeof(float)) == 0);
+        for (size_t r = rows; r < y_stride; ++r) CHECK_EQ(y[t * y_stride + r], 42.0f);
+      }
+    }
+  }
+}
+
 TEST(kernels_float_mode_multiplies_by_the_decoded_values) {  // the identity as input gives the weights, bit for bit
   for (const Encoding e : kBlocks) {
     const size_t cols = 256, rows = 16;
@@ -419,7 +440,7 @@ TEST(kernels_attention_values_in_two_tiles_are_the_same_bits) {
   }
 }
 
-TEST(kernels_exp_within_two_ulp) {
+TEST(kernels_exp_within_one_and_a_half_ulp) {
   for (const Kernels* k : fast_kernels()) {
     double worst = 0;
     for (float x = -87.3f; x < 88.2f; x += 0.00137f) {
@@ -430,7 +451,7 @@ TEST(kernels_exp_within_two_ulp) {
           std::nextafter(static_cast<float>(exact), INFINITY) - static_cast<double>(static_cast<float>(exact));
       worst = std::max(worst, std::fabs(y - exact) / ulp);
     }
-    CHECK(worst < 2.0);
+    CHECK(worst < 1.5);
     float edges[5] = {-200.0f, -INFINITY, -88.0f, 0.0f, NAN};
     CHECK(std::isnan(k->exp_sum(edges, 5, 0.0f)));
     CHECK(edges[0] == 0 && edges[1] == 0 && edges[2] == 0 && edges[3] == 1 && std::isnan(edges[4]));
