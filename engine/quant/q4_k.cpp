@@ -14,9 +14,9 @@
 // each 32-bit lane holds two neighbours as 16-bit integers, ready for a multiply-add against pairs of activation sums.
 // Quants: byte 4 * row + i of group g of sub-block s is q[32s + 4g + i] | q[32s + 16 + 4g + i] << 4 of that row.
 #include <algorithm>
-#include <cmath>
 
 #include "quant/codec.h"
+#include "quant/fit.h"
 
 namespace smoe {
 namespace {
@@ -48,119 +48,44 @@ void pack_scales(const Scales& s, uint8_t* b) {
   }
 }
 
-// x[k] is fitted by scale * level[k] - min, level in 0..15.
-struct Fit {
-  float scale = 0, min = 0;
-  uint8_t level[kSub] = {};
-};
-
-// Levels for a given inverse scale and lower edge.
-void round_levels(const float* x, float inverse, float low, uint8_t* level) {
-  for (uint32_t k = 0; k < kSub; ++k) {
-    level[k] = static_cast<uint8_t>(std::clamp(round_even(inverse * (x[k] - low)), 0, 15));
-  }
-}
-
-float weighted_error(const float* x, const float* w, const uint8_t* level, float scale, float low) {
-  float error = 0;
-  for (uint32_t k = 0; k < kSub; ++k) {
-    const float diff = scale * static_cast<float>(level[k]) + low - x[k];
-    error += w[k] * (diff * diff);
-  }
-  return error;
-}
-
-// Weighted least squares over 21 trial scales; the arithmetic, left to right in float32, is the reference's own.
-Fit fit_sub_block(const float* x) {
-  float sum_x2 = 0;
-  for (uint32_t k = 0; k < kSub; ++k) sum_x2 += x[k] * x[k];
-  const float rms = std::sqrt(sum_x2 / 32.0f);
-  float w[kSub];
-  for (uint32_t k = 0; k < kSub; ++k) w[k] = rms + std::fabs(x[k]);
-
-  float low = x[0], high = x[0], sum_w = w[0], sum_wx = w[0] * x[0];
-  for (uint32_t k = 1; k < kSub; ++k) {
-    low = std::min(low, x[k]);
-    high = std::max(high, x[k]);
-    sum_w += w[k];
-    sum_wx += w[k] * x[k];
-  }
-  low = std::min(low, 0.0f);
-  Fit fit;
-  if (high == low) {
-    fit.min = -low;
-    return fit;
-  }
-
-  const float start = 15.0f / (high - low);
-  fit.scale = 1.0f / start;
-  round_levels(x, start, low, fit.level);
-  float best = weighted_error(x, w, fit.level, fit.scale, low);
-  for (int t = 0; t <= 20; ++t) {
-    const float inverse = (-1.0f + 0.1f * static_cast<float>(t) + 15.0f) / (high - low);
-    uint8_t level[kSub];
-    round_levels(x, inverse, low, level);
-    float sum_wl = 0, sum_wl2 = 0, sum_wlx = 0;
-    for (uint32_t k = 0; k < kSub; ++k) {
-      const float l = static_cast<float>(level[k]);
-      sum_wl += w[k] * l;
-      sum_wl2 += w[k] * l * l;
-      sum_wlx += w[k] * l * x[k];
-    }
-    const float det = sum_w * sum_wl2 - sum_wl * sum_wl;
-    if (!(det > 0)) continue;
-    float scale = (sum_w * sum_wlx - sum_wx * sum_wl) / det;
-    float edge = (sum_wl2 * sum_wx - sum_wl * sum_wlx) / det;
-    if (edge > 0) {
-      edge = 0;
-      scale = sum_wlx / sum_wl2;
-    }
-    const float error = weighted_error(x, w, level, scale, edge);
-    if (error < best) {
-      best = error;
-      fit.scale = scale;
-      low = edge;
-      std::copy(level, level + kSub, fit.level);
-    }
-  }
-  fit.min = -low;
-  return fit;
-}
-
 uint8_t six_bits(float x) { return std::min<uint8_t>(63, static_cast<uint8_t>(round_even(x))); }
 
-void encode(const float* x, uint8_t* block) {
-  Fit fit[kSubs];
-  float max_scale = 0, max_min = 0;
-  for (uint32_t s = 0; s < kSubs; ++s) {
-    fit[s] = fit_sub_block(x + kSub * s);
-    max_scale = std::max(max_scale, fit[s].scale);
-    max_min = std::max(max_min, fit[s].min);
-  }
-  const float inverse_scale = max_scale > 0 ? 63.0f / max_scale : 0.0f;
-  const float inverse_min = max_min > 0 ? 63.0f / max_min : 0.0f;
-  Scales scales;
-  for (uint32_t s = 0; s < kSubs; ++s) {
-    scales.scale[s] = six_bits(inverse_scale * fit[s].scale);
-    scales.min[s] = six_bits(inverse_min * fit[s].min);
-  }
-  store_u16(block, f32_to_f16(max_scale / 63.0f));
-  store_u16(block + 2, f32_to_f16(max_min / 63.0f));
-  pack_scales(scales, block + kScales);
-
-  // Levels again, for the scales as stored; where the stored scale is 0 the fit's levels stay.
+// Levels again, for the scales as stored; where the stored scale is 0 the search's levels stay.
+void round_again(const float* x, const uint8_t* block, const Scales& scales, uint8_t* level) {
   const float d = f16_to_f32(load_u16(block)), dmin = f16_to_f32(load_u16(block + 2));
   for (uint32_t s = 0; s < kSubs; ++s) {
     const float scale = d * static_cast<float>(scales.scale[s]);
     if (scale == 0) continue;
     const float min = dmin * static_cast<float>(scales.min[s]);
-    for (uint32_t k = 0; k < kSub; ++k) {
-      fit[s].level[k] = static_cast<uint8_t>(std::clamp(round_even((x[kSub * s + k] + min) / scale), 0, 15));
+    for (uint32_t k = kSub * s; k < kSub * (s + 1); ++k) {
+      level[k] = static_cast<uint8_t>(std::clamp(round_even((x[k] + min) / scale), 0, 15));
     }
   }
+}
+
+void encode(const float* x, uint8_t* block) {
+  Q4KFit fit;
+  fit_q4_k(x, &fit);
+  float max_scale = 0, max_min = 0;
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    max_scale = std::max(max_scale, fit.scale[s]);
+    max_min = std::max(max_min, fit.min[s]);
+  }
+  const float inverse_scale = max_scale > 0 ? 63.0f / max_scale : 0.0f;
+  const float inverse_min = max_min > 0 ? 63.0f / max_min : 0.0f;
+  Scales scales;
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    scales.scale[s] = six_bits(inverse_scale * fit.scale[s]);
+    scales.min[s] = six_bits(inverse_min * fit.min[s]);
+  }
+  store_u16(block, f32_to_f16(max_scale / 63.0f));
+  store_u16(block + 2, f32_to_f16(max_min / 63.0f));
+  pack_scales(scales, block + kScales);
+  round_again(x, block, scales, fit.level);
   for (uint32_t s = 0; s < kSubs; s += 2) {
+    const uint8_t* level = fit.level + kSub * s;
     for (uint32_t k = 0; k < kSub; ++k) {
-      block[kQuants + 16 * s + k] = static_cast<uint8_t>(fit[s].level[k] | fit[s + 1].level[k] << 4);
+      block[kQuants + 16 * s + k] = static_cast<uint8_t>(level[k] | level[k + kSub] << 4);
     }
   }
 }

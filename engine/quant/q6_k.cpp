@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "quant/codec.h"
+#include "quant/fit.h"
 
 namespace smoe {
 namespace {
@@ -23,57 +24,11 @@ constexpr uint32_t kValues = 256, kBytes = 210, kSub = 16, kSubs = 16;
 constexpr uint32_t kHigh = 128, kScales = 192, kD = 208;  // offsets in a block
 constexpr float kTiny = 1e-15f;                           // below this a scale counts as zero
 
-// x[k] is fitted by scale * level[k], level in -32..31.
-struct Fit {
-  float scale = 0;
-  int8_t level[kSub] = {};
-};
-
 int32_t level_of(float x) { return std::clamp(round_even(x), -32, 31); }
 
-// Weighted least squares, weight x^2, over 19 trial scales; float32 left to right, the reference's own arithmetic.
-Fit fit_sub_block(const float* x) {
-  Fit fit;
-  float amax = 0, extreme = 0;
-  for (uint32_t k = 0; k < kSub; ++k) {
-    if (std::fabs(x[k]) > amax) {
-      amax = std::fabs(x[k]);
-      extreme = x[k];
-    }
-  }
-  if (amax < kTiny) {
-    std::fill(fit.level, fit.level + kSub, static_cast<int8_t>(-32));
-    return fit;
-  }
-  float best = 0;
-  const auto attempt = [&](float inverse, bool first) {
-    float sum_lx = 0, sum_l2 = 0;
-    int8_t level[kSub];
-    for (uint32_t k = 0; k < kSub; ++k) {
-      level[k] = static_cast<int8_t>(level_of(inverse * x[k]));
-      const float l = level[k], w = x[k] * x[k];
-      sum_lx += w * x[k] * l;
-      sum_l2 += w * l * l;
-    }
-    if (first) {
-      fit.scale = sum_l2 != 0 ? sum_lx / sum_l2 : 0.0f;
-    } else if (sum_l2 > 0 && sum_lx * sum_lx > best * sum_l2) {
-      fit.scale = sum_lx / sum_l2;
-    } else {
-      return;
-    }
-    best = fit.scale * sum_lx;
-    std::copy(level, level + kSub, fit.level);
-  };
-  attempt(-32.0f / extreme, true);
-  for (int t = -9; t <= 9; ++t) {
-    if (t != 0) attempt(-(32.0f + 0.1f * static_cast<float>(t)) / extreme, false);
-  }
-  return fit;
-}
-
-void store_levels(const Fit* fit, uint8_t* block) {
-  const auto q = [&](uint32_t k) { return static_cast<uint32_t>(fit[k / kSub].level[k % kSub] + 32); };
+// level: 256 of -32..31
+void store_levels(const int8_t* level, uint8_t* block) {
+  const auto q = [&](uint32_t k) { return static_cast<uint32_t>(level[k] + 32); };
   for (uint32_t half = 0; half < 2; ++half) {
     for (uint32_t i = 0; i < 32; ++i) {
       const uint32_t k = 128 * half + i;
@@ -86,11 +41,13 @@ void store_levels(const Fit* fit, uint8_t* block) {
 }
 
 void encode(const float* x, uint8_t* block) {
-  Fit fit[kSubs];
+  Q6KFit fit[2];  // the first and the last eight sub-blocks
+  fit_q6_k(x, &fit[0]);
+  fit_q6_k(x + 128, &fit[1]);
   float extreme = 0;
   for (uint32_t s = 0; s < kSubs; ++s) {
-    fit[s] = fit_sub_block(x + kSub * s);
-    if (std::fabs(fit[s].scale) > std::fabs(extreme)) extreme = fit[s].scale;
+    const float scale = fit[s / 8].scale[s % 8];
+    if (std::fabs(scale) > std::fabs(extreme)) extreme = scale;
   }
   if (std::fabs(extreme) < kTiny) {
     std::fill(block, block + kBytes, static_cast<uint8_t>(0));
@@ -99,14 +56,17 @@ void encode(const float* x, uint8_t* block) {
   const float inverse = -128.0f / extreme;
   store_u16(block + kD, f32_to_f16(1.0f / inverse));
   const float d = f16_to_f32(load_u16(block + kD));
+  int8_t level[kValues];
   for (uint32_t s = 0; s < kSubs; ++s) {
-    const int8_t scale = static_cast<int8_t>(std::min(127, round_even(inverse * fit[s].scale)));
+    const int8_t scale = static_cast<int8_t>(std::min(127, round_even(inverse * fit[s / 8].scale[s % 8])));
     block[kScales + s] = static_cast<uint8_t>(scale);
     const float step = d * static_cast<float>(scale);
-    if (step == 0) continue;  // the fit's levels stay
-    for (uint32_t k = 0; k < kSub; ++k) fit[s].level[k] = static_cast<int8_t>(level_of(x[kSub * s + k] / step));
+    for (uint32_t k = kSub * s; k < kSub * (s + 1);
+         ++k) {  // for the scale as stored; where that is 0 the search's stay
+      level[k] = step == 0 ? fit[s / 8].level[k % 128] : static_cast<int8_t>(level_of(x[k] / step));
+    }
   }
-  store_levels(fit, block);
+  store_levels(level, block);
 }
 
 int32_t quant(const uint8_t* block, uint32_t k) {
@@ -150,7 +110,7 @@ void pack(const uint8_t* block, uint32_t lane, uint8_t* panel) {
 }
 
 void unpack(const uint8_t* panel, uint32_t lane, uint8_t* block) {
-  Fit fit[kSubs];
+  int8_t level[kValues];
   store_u16(block + kD, load_u16(panel + 2 * lane));
   for (uint32_t s = 0; s < kSubs; ++s) {
     block[kScales + s] = panel[32 + 16 * s + lane];
@@ -158,10 +118,10 @@ void unpack(const uint8_t* panel, uint32_t lane, uint8_t* block) {
       const uint32_t group = k / 4;
       const uint32_t low = panel[at(lane, s, group % 2, k % 4)] >> 4 * (group / 2) & 15;
       const uint32_t high = panel[at(lane, s, 2, k % 4)] >> 2 * group & 3;
-      fit[s].level[k] = static_cast<int8_t>(static_cast<int32_t>(low | high << 4) - 32);
+      level[kSub * s + k] = static_cast<int8_t>(static_cast<int32_t>(low | high << 4) - 32);
     }
   }
-  store_levels(fit, block);
+  store_levels(level, block);
 }
 
 }  // namespace

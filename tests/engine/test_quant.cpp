@@ -1,11 +1,14 @@
 // Encodings in C++: 16-bit floats over every value, levels against decode, panels against rows.
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
 #include "check.h"
 #include "quant/codec.h"
+#include "quant/fit.h"
 #include "quant/quant.h"
 
 using namespace smoe;
@@ -77,6 +80,49 @@ TEST(quant_levels_are_what_decode_gives) {
       float value = scale * static_cast<float>(levels.q[k]);
       if (levels.has_min) value -= levels.dmin * static_cast<float>(levels.min[s]);
       CHECK_EQ(value, decoded[k]);
+    }
+  }
+}
+
+TEST(quant_searches_are_the_same_with_and_without_avx2) {
+  std::mt19937 rng(3);
+  for (int i = 0; i < 400; ++i) {
+    auto x = random_floats(256, static_cast<uint32_t>(100 + i));
+    const int exponent = i % 8 == 0 ? 0 : static_cast<int>(rng() % 160) - 146;  // subnormal and up
+    for (size_t k = 0; k < x.size(); ++k) {
+      x[k] = std::ldexp(x[k], exponent);
+      if (i % 5 == 1) x[k] = -std::fabs(x[k]);
+      if (i % 5 == 2 && k / 32 % 2 == 0) x[k] = 0;
+      if (i % 5 == 3) x[k] = x[k - k % 32];
+      if (i % 5 == 4) x[k] = std::round(x[k]);
+    }
+    Q4KFit a4, b4;
+    fit_q4_k(x.data(), &a4);
+    portable::fit_q4_k(x.data(), &b4);
+    CHECK(std::memcmp(&a4, &b4, sizeof(a4)) == 0);
+    Q6KFit a6, b6;
+    fit_q6_k(x.data(), &a6);
+    portable::fit_q6_k(x.data(), &b6);
+    CHECK(std::memcmp(&a6, &b6, sizeof(a6)) == 0);
+  }
+}
+
+TEST(quant_encoders_take_any_finite_value) {  // run under the sanitizers: no overflow, no bad conversion
+  for (int exponent = -149; exponent < 27; ++exponent) {
+    auto x = random_floats(512, static_cast<uint32_t>(exponent + 500));
+    for (float& v : x) v = std::ldexp(v, exponent);
+    for (const Encoding e : kBlocks) {
+      std::vector<uint8_t> stored(stored_bytes(e, Layout::rows, 1, 512));
+      std::vector<float> back(512);
+      const Status status = encode_rows(e, x.data(), 1, 512, stored.data());
+      if (!status.is_ok()) {
+        CHECK(exponent > 16);
+        continue;
+      }
+      decode_rows(e, stored.data(), 512, back.data());
+      // Below, the step of a subnormal half, 2^-24, times a sub-block scale of 128 and a level of 32 is what remains.
+      const float limit = std::ldexp(1.0f, std::max(exponent, -12));
+      for (size_t k = 0; k < 512; ++k) CHECK(std::fabs(back[k] - x[k]) <= limit);
     }
   }
 }
