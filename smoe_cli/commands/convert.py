@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,6 +41,12 @@ class TerminalUi:
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.meter.update(done_bytes, total_bytes)
+
+
+def _rates(result: dict[str, Any]) -> str:
+    disk = result["disk_read_bytes_s"]
+    beside = f" (its disk reads {disk / 1e6:.0f} MB/s)" if disk else ""
+    return f"{result['source_bytes_s'] / 1e6:.0f} MB/s of source{beside}"
 
 
 def _fallback_lines(fallbacks: list[Fallback]) -> list[str]:
@@ -90,4 +96,4 @@ def command(
     if "seconds" in result:
         for worst in result["worst_errors"]:
             console.say(f"  error {worst['error']:.2%}  {worst['tensor']}")
-        console.say(f"{result['path']}: {result['seconds']:.1f} s, {result['source_bytes_s'] / 1e6:.0f} MB/s of source")
+        console.say(f"{result['path']}: {result['seconds']:.1f} s, {_rates(result)}")

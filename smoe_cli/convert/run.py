@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smoe_cli import __version__, registry
+from smoe_cli import __version__, _core, registry
 from smoe_cli.convert import tokenizer as tok
 from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from smoe_cli.convert.encodings import choose_roles
@@ -26,6 +25,7 @@ from smoe_cli.convert.write import VaultWrite, discard
 from smoe_cli.errors import ResourceError, SmoeError, UsageError
 from smoe_cli.families.arch import arch_json
 
+PROBE_LEAST_BYTES, PROBE_READ_BYTES = 256 << 20, 4 << 20
 HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
 TEMPLATES = Path(__file__).parents[2] / "chat_templates"
 
@@ -111,12 +111,12 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
         ui.notice(
             f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already"
         )
-    done = 0
+    done, total = 0, write.todo_bytes()
 
     def progress(more: int) -> None:
         nonlocal done
         done += more
-        ui.progress(done, checkpoint.source_bytes)
+        ui.progress(done, total)
 
     errors = write.run(progress)
     tokenizer = tok.write_files(job.files, options.out_dir, job.stem)
@@ -131,6 +131,7 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
         "resumed": write.resumed,
         "seconds": round(seconds, 3),
         "source_bytes_s": round(done / seconds) if seconds else 0,
+        "disk_read_bytes_s": _disk_read_bytes_s(checkpoint.files),
         "worst_errors": [{"tensor": name, "error": error} for name, error in errors.worst()],
     }
 
@@ -158,7 +159,18 @@ def report(job: Job) -> dict[str, Any]:
 def _jobs(options: Options) -> int:
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} is not a number of threads")
-    return options.jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return options.jobs or _core.usable_threads()
+
+
+def _disk_read_bytes_s(files: list[Path]) -> int | None:
+    """What the source's disk gives to large reads, to set beside the conversion's rate; None for a small source."""
+    largest = max(files, key=lambda path: path.stat().st_size)
+    if largest.stat().st_size < PROBE_LEAST_BYTES:
+        return None
+    try:
+        return int(_core.probe_disk(str(largest), PROBE_READ_BYTES, 0.3)["read_bytes_s"])
+    except _core.CoreError:
+        return None  # a figure for the report only
 
 
 def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:

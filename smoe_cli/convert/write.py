@@ -200,6 +200,10 @@ class VaultWrite:
                 found.append((record, not written))
         return found
 
+    def todo_bytes(self) -> int:
+        """Source bytes that are still to be read."""
+        return sum(piece.matrix.nbytes for out, _ in self.todo() for piece in _pieces(out))
+
     def run(self, progress: Progress) -> Errors:
         """Encode and write everything that is not there yet. Interrupted, the parts stay and the next run continues."""
         pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="encode")
