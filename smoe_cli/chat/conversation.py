@@ -14,6 +14,7 @@ from smoe_cli.chat.session import (
     Generated,
     PromptSize,
     ReasoningDelta,
+    Restarted,
     Stats,
     TextDelta,
     render,
@@ -49,7 +50,7 @@ class Conversation:
         return text
 
     def reset(self) -> None:
-        self.turns = []
+        self.turns, self._held = [], []
 
     @property
     def context_tokens(self) -> int:
@@ -92,6 +93,8 @@ class Conversation:
             if isinstance(event, PromptSize):
                 self.miss = _miss(held, prompt.ids, event.cached_tokens)
                 event = replace(event, miss=self.miss)
+            elif isinstance(event, Restarted):
+                held = []  # whatever it had is gone, which has been said
             elif isinstance(event, Generated):
                 self._held.append(event.id)
             elif isinstance(event, TextDelta):
@@ -116,7 +119,7 @@ def _miss(held: list[int], ids: list[int], cached: int) -> str:
     common = next((at for at, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), min(len(held), len(ids)))
     if cached + 1 < common:
         return "the engine could not go back to what it had"
-    return f"it differs from the one before from token {common:,} on" if common < len(held) else ""
+    return f"it differs from the one before from token {common:,} on" if common < min(len(held), len(ids)) else ""
 
 
 def _checked(message: Message) -> Message:

@@ -66,7 +66,10 @@ def open_chat(request: ChatRequest) -> Chat:
 
 
 def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
-    flags = request.flags if request.flags.ctx is not None else replace(request.flags, ctx=CHAT_WINDOW)
+    """The window is the model's own limit where that is smaller and none was asked for."""
+    limit = model.manifest.get("arch", {}).get("max_positions", CHAT_WINDOW)
+    default = replace(request.flags, ctx=min(CHAT_WINDOW, limit))
+    flags = request.flags if request.flags.ctx is not None else default
     return EngineSpec(model.vault, flags, model.tokenizer.exempt_ids(model.eos_ids))
 
 

@@ -26,10 +26,13 @@ def answer_once(request: ChatRequest, question: str, json_output: bool) -> int:
     chat = open_chat(request)
     with chat.engine:
         start(chat)
+        pass_on_notices(chat)
         messages = [{"role": "system", "content": request.system}] if request.system else []
         messages.append({"role": "user", "content": question})
         with interrupt_cancels(chat):
-            return _print_json(chat, messages) if json_output else _print_text(chat, messages)
+            code = _print_json(chat, messages) if json_output else _print_text(chat, messages)
+        pass_on_notices(chat)
+        return code
 
 
 def _print_text(chat: Chat, messages: list[dict[str, Any]]) -> int:
@@ -79,14 +82,24 @@ def _print_json(chat: Chat, messages: list[dict[str, Any]]) -> int:
     return INTERRUPTED if done.finish_reason == "cancel" else 0
 
 
-def tell(event: object) -> None:
-    """What a person should know besides the reply."""
+def notice(event: object) -> str:
+    """What a person should know besides the reply; mostly nothing."""
     if isinstance(event, Restarted):
-        console.warn(f"{event.reason}; started again, asking once more")
-    elif isinstance(event, PromptSize) and event.slides:
-        console.warn(
-            f"the conversation ({event.prompt_tokens} tokens) is longer than the window; the oldest part is lost"
-        )
+        return f"{event.reason}; started again, asking once more"
+    if isinstance(event, PromptSize) and event.slides:
+        return f"the conversation ({event.prompt_tokens} tokens) is longer than the window; the oldest part is lost"
+    return ""
+
+
+def tell(event: object) -> None:
+    if text := notice(event):
+        console.warn(text)
+
+
+def pass_on_notices(chat: Chat) -> None:
+    """What the engine has said meanwhile: that it reads through the page cache, that numbers were not finite ..."""
+    for line in chat.engine.take_notices():
+        console.say(line)
 
 
 @contextlib.contextmanager
@@ -97,6 +110,8 @@ def interrupt_cancels(chat: Chat) -> Iterator[None]:
     def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
         nonlocal pressed
         pressed += 1
+        if not chat.engine.busy:
+            raise KeyboardInterrupt
         if pressed == 1:
             chat.engine.cancel()
         else:

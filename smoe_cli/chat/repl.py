@@ -9,7 +9,7 @@ from smoe_cli import console, sizes
 from smoe_cli.chat.conversation import Conversation
 from smoe_cli.chat.launch import Chat, ChatRequest, open_chat, start, switch
 from smoe_cli.chat.meters import figures
-from smoe_cli.chat.oneshot import INTERRUPTED, interrupt_cancels
+from smoe_cli.chat.oneshot import INTERRUPTED, interrupt_cancels, pass_on_notices
 from smoe_cli.chat.screen import Screen, open_screen
 from smoe_cli.chat.session import Event
 from smoe_cli.errors import SmoeError, UsageError
@@ -35,6 +35,7 @@ def converse(request: ChatRequest) -> int:
     with chat.engine:
         with screen.wait(f"starting {chat.model.id} ..."):
             start(chat)
+        pass_on_notices(chat)
         return Repl(chat, screen).run()
 
 
@@ -91,10 +92,13 @@ class Repl:
                 )
         except SmoeError as error:
             console.error(error)
+        except KeyboardInterrupt:  # before the engine had the request, or while a model was started
+            self._screen.say("stopped")
 
     def _show(self, events: Iterable[Event]) -> None:
         with interrupt_cancels(self._chat):
             self._screen.show(events, self._chat)
+        pass_on_notices(self._chat)
 
     def _status(self) -> str:
         """The line under the editor."""

@@ -12,7 +12,7 @@ from smoe_cli import console, settings
 from smoe_cli.chat.blocks import BlockSplitter
 from smoe_cli.chat.launch import Chat
 from smoe_cli.chat.meters import Meters, summary
-from smoe_cli.chat.oneshot import tell
+from smoe_cli.chat.oneshot import notice, tell
 from smoe_cli.chat.session import Done, Event, ReasoningDelta, TextDelta
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class TerminalScreen:
                     for block in view.rest():
                         live.console.print(block)
                     live.console.print(summary(event, chat, view.meters.miss), style="dim", markup=False)
-                elif not isinstance(event, TextDelta | ReasoningDelta):
-                    tell(event)
+                elif text := notice(event):  # above the live part, so not on stderr, which knows nothing of it
+                    live.console.print(f"warning: {text}", style="yellow", markup=False)
 
 
 class ReplyView:

@@ -4,7 +4,7 @@
 
     {"replies": [[id, ...], ...],   the n-th answered request gets the n-th list, then round again
      "token_ms": 1, "prefill_ms": 0, "chunk": 512, "ctx": 4096, "start_ms": 0,
-     "start": {"exit": 3, "stderr": "error: ..."},
+     "start": {"exit": 3, "stderr": "error: ..."}, "notices": ["line for stderr"],
      "faults": [{"reply": 0, "after": 3, "kind": "signal", "signal": "SIGKILL", "times": 1, "stderr": "last words"}]}
 
 A fault's ``kind`` is signal, exit, hang, garbage, close or err (with ``name``); ``after`` counts tokens, -1 is in the
@@ -164,6 +164,8 @@ def main() -> None:
     if start:
         print(start.get("stderr", ""), file=sys.stderr)
         sys.exit(start["exit"])
+    for line in engine.script.get("notices", []):
+        print(line, file=sys.stderr, flush=True)
     engine.run()
 
 

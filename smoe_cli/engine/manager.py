@@ -13,7 +13,7 @@ from typing import Any
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.engine.process import EngineDied, EngineProcess, engine_path
 from smoe_cli.engine.protocol import Done, Generate, Message, ProtocolError, Sampling, Token
-from smoe_cli.errors import EngineError
+from smoe_cli.errors import EngineError, SmoeError
 
 FALLBACK = Sampling(temperature=0.6, top_p=0.95, top_k=50, repetition_penalty=1.1)
 
@@ -46,7 +46,7 @@ class EngineManager:
         self.info: dict[str, Any] = {}
         self._process: EngineProcess | None = None
         self._lock = threading.Lock()
-        self._aborted = False
+        self._cancelled = self._aborted = False
 
     # -- life --
 
@@ -54,16 +54,17 @@ class EngineManager:
         """Start the engine if it is not running and wait until it answers. Raises what its exit code stands for."""
         if self._process is not None and self._process.alive:
             return
-        process = EngineProcess(self.spec.argv())
+        self.stop()
+        self._process = EngineProcess(self.spec.argv())
         try:
-            self.info = process.info()
+            self.info = self._process.info()
         except EngineDied:
-            raise process.start_error() from None
+            failure = self._process.start_error()
+            self._bury()
+            raise failure from None
         except BaseException:
-            process.kill()
-            process.stop()
+            self._bury()
             raise
-        self._process = process
 
     def stop(self) -> None:
         if self._process is not None:
@@ -114,21 +115,28 @@ class EngineManager:
         that were already delivered are passed over, and one that differs ends the request with EngineError.
         """
         with self._lock:
-            self._aborted = False
+            self._cancelled = self._aborted = False
             delivered: list[int] = []
             for attempt in range(retries + 1):
                 try:
                     self.start()
+                    if self._cancelled:  # while it started
+                        yield Done("cancel", {})
+                        return
                     yield from self._attempt(request, delivered)
                     return
                 except (EngineDied, ProtocolError) as death:
                     self._bury()
-                    if self._aborted:
-                        yield Done("cancel", {})
-                        return
-                    if attempt == retries:
+                    if attempt == retries and not self._aborted:
                         raise EngineError(f"{death.text} (tried {attempt + 1} times)", death.hint) from death
-                    yield Restarted(death.text)
+                    reason = death.text
+                except SmoeError:
+                    if not self._aborted:
+                        raise
+                if self._aborted:
+                    yield Done("cancel", {})
+                    return
+                yield Restarted(reason)
 
     def _attempt(self, request: Generate, delivered: list[int]) -> Iterator[Message]:
         assert self._process is not None
@@ -148,16 +156,26 @@ class EngineManager:
             self._process.kill()
             self.stop()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is running."""
+        return self._lock.locked()
+
     def cancel(self) -> None:
         """End the running reply, which finishes with ``cancel``; the engine stays warm."""
+        self._cancelled = True
         if self._process is not None:
             self._process.cancel()
 
     def abort(self) -> None:
         """Kill the engine under the running reply, which finishes with ``cancel``; the next request starts it again."""
-        self._aborted = True
+        self._cancelled = self._aborted = True
         if self._process is not None:
             self._process.kill()
+
+    def take_notices(self) -> list[str]:
+        """What the engine has told people since the last call."""
+        return self._process.take_notices() if self._process is not None else []
 
     def reset(self) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from smoe_cli.engine.protocol import Generate, Message, ProtocolError, ReplyParser, Scored, score_line
-from smoe_cli.errors import CorruptError, EngineError, ResourceError, SmoeError, UsageError
+from smoe_cli.errors import CorruptError, EngineError, EngineRefused, ResourceError, SmoeError, UsageError
 
 _START_ERRORS: dict[int, type[SmoeError]] = {2: UsageError, 3: ResourceError, 4: CorruptError}
 _LIKELY = {
@@ -33,6 +33,8 @@ _LIKELY = {
 }
 
 
+_NOTICES = ("warning: ", "notice: ", "instrument: ")
+_REFUSED = "request refused: "
 CANCEL_GRACE_S = 120.0  # a prefill chunk of a large model on a slow disk takes this long
 
 
@@ -61,6 +63,7 @@ class EngineProcess:
         )
         self._chunks: queue.Queue[bytes] = queue.Queue()  # b"" marks the end of stdout
         self._stderr: deque[str] = deque(maxlen=200)
+        self._notices: deque[str] = deque(maxlen=50)
         self._write_lock = threading.Lock()
         self._give_up_at: float | None = None
         self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_stdout, self._read_stderr)]
@@ -74,46 +77,43 @@ class EngineProcess:
 
         A caller that closes the iterator before the end cancels the generation and waits for the engine to be idle.
         """
-        self._give_up_at = None
-        parser = ReplyParser(request.logprobs)
-        self._send(request.line())
-        try:
-            while not parser.finished:
-                yield from parser.feed(self._read())
-        except GeneratorExit:
-            self._drain(parser)
-            raise
-
-    def _drain(self, parser: ReplyParser) -> None:
-        self.cancel()
-        with contextlib.suppress(EngineError):
-            while not parser.finished:
-                for _ in parser.feed(self._read()):
-                    pass
+        yield from self._exchange(request.line(), ReplyParser(request.logprobs))
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Natural log-probability of each of ``ids[1:]`` given those before it."""
-        parser = ReplyParser()
-        self._send(score_line(ids))
-        values: list[float] = []
-        while not parser.finished:
-            values += [message.logprob for message in parser.feed(self._read()) if isinstance(message, Scored)]
-        return values
+        messages = self._exchange(score_line(ids), ReplyParser())
+        return [message.logprob for message in messages if isinstance(message, Scored)]
 
     def reset(self) -> None:
         """Drop every conversation the engine holds."""
-        parser = ReplyParser()
-        self._send("RESET\n")
-        while not parser.finished:
-            for _ in parser.feed(self._read()):
-                pass
+        for _ in self._exchange("RESET\n", ReplyParser()):
+            pass
+
+    def _exchange(self, line: str, parser: ReplyParser) -> Generator[Message, None, None]:
+        self._give_up_at = None
+        refused = self._count_refused()
+        self._send(line)
+        try:
+            while not parser.finished:
+                yield from parser.feed(self._read())
+        except EngineRefused as refusal:
+            refusal.hint = refusal.hint or self._why_refused(refused)
+            raise
+        except GeneratorExit:
+            self.cancel()
+            with contextlib.suppress(EngineError):
+                while not parser.finished:
+                    for _ in parser.feed(self._read()):
+                        pass
+            raise
 
     def info(self) -> dict[str, Any]:
         """What the engine says about itself; also the proof that it is up."""
+        self._give_up_at = None
         self._send("INFO\n")
         line = b""
         while not line.endswith(b"\n"):
-            line += self._read()
+            line = (line + self._read()).lstrip()  # a reply before it ends in a newline that may come late
         try:
             answer = json.loads(line)
         except ValueError:
@@ -164,7 +164,22 @@ class EngineProcess:
         stderr: IO[bytes] | None = self._process.stderr
         assert stderr is not None
         for line in stderr:
-            self._stderr.append(line.decode("utf-8", errors="replace").rstrip()[:1000])
+            text = line.decode("utf-8", errors="replace").rstrip()[:1000]
+            self._stderr.append(text)
+            if text.startswith(_NOTICES):
+                self._notices.append(text)
+
+    def _count_refused(self) -> int:
+        return sum(line.startswith(_REFUSED) for line in list(self._stderr))
+
+    def _why_refused(self, before: int) -> str:
+        """What the engine said on stderr about the request it just refused; it may come a moment later."""
+        for _ in range(20):
+            lines = [line for line in list(self._stderr) if line.startswith(_REFUSED)]
+            if len(lines) > before:
+                return lines[-1].removeprefix(_REFUSED)
+            time.sleep(0.01)
+        return ""
 
     # -- life and death --
 
@@ -176,9 +191,9 @@ class EngineProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def stderr_lines(self) -> list[str]:
-        return list(self._stderr)
+    def take_notices(self) -> list[str]:
+        """What the engine has told people since the last call: warnings, notices, time by bucket. Bounded."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def start_error(self) -> SmoeError:
         """Why the engine did not come up, as the error its exit code names; its own words when it left some."""

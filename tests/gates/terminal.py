@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Sequence
 
@@ -47,6 +48,13 @@ class Terminal:
         end = time.monotonic() + seconds
         while not all(word in self.seen for word in words):
             assert time.monotonic() < end, f"never saw {words!r}; now:\n{self.text}"
+            self.read()
+
+    def wait_for_tokens(self, count: int, seconds: float = 30) -> None:
+        """Until the live meter of the reply in progress shows so many tokens."""
+        end = time.monotonic() + seconds
+        while not any(int(match[1]) >= count for match in re.finditer(r"(\d+) tokens .*Ctrl-C stops", self.text)):
+            assert time.monotonic() < end, f"not {count} tokens on:\n{self.text}"
             self.read()
 
     def wait_for_prompt(self) -> None:

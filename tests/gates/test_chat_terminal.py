@@ -163,6 +163,21 @@ def test_a_killed_engine_is_named_restarted_and_retried(
     assert len(fake.requests()) == 2
 
 
+def test_what_is_told_during_a_long_paragraph_is_not_drawn_over(
+    open_chat: Callable[..., Terminal], fake: FakeEngineFiles
+) -> None:
+    words = "".join(f"word{n} " for n in range(600))  # more than a screen in one block
+    fake.write(
+        [ids(words)], token_ms=0, ctx=32768, faults=[{"reply": 0, "after": len(ids(words)) - 200, "kind": "signal"}]
+    )
+    terminal = open_chat()
+    terminal.enter("go")
+    terminal.wait_for("SIGKILL", "word599")
+    terminal.wait_for_prompt()
+    assert "started again" in " ".join(terminal.text.split())
+    assert [terminal.text.count(f"word{n} ") + terminal.text.count(f"word{n}\n") for n in range(600)] == [1] * 600
+
+
 def test_a_turn_that_fails_twice_leaves_the_history_and_the_next_works(
     open_chat: Callable[..., Terminal], fake: FakeEngineFiles
 ) -> None:
@@ -196,7 +211,7 @@ def test_the_commands(open_chat: Callable[..., Terminal], fake: FakeEngineFiles,
     do("/help", *["/model", "/system", "/reset", "/regen", "/edit", "/save", "/load", "/stats", "/quit"])
     do("/system", "system: Be brief.")
     do("hello", "one")
-    do("/regen", "two", "computed again: it differs from the one before from token")
+    do("/regen", "two")
     assert fake.prompts()[0] == fake.prompts()[1]
     assert "system\nBe brief." in made_text(fake.prompts()[0])
     do("/stats", "last turn:", "engine: fake")
@@ -322,6 +337,12 @@ def test_json_is_one_value_with_the_agreed_keys(fake: FakeEngineFiles, tmp_path:
     assert (report["text"], report["finish_reason"], report["model"]) == ("Rome", "stop", "tiny")
     assert report["completion_tokens"] == len(ids("Rome"))
     assert "SIGKILL" in done.stderr and "\x1b" not in done.stderr
+
+
+def test_what_the_engine_tells_people_goes_to_stderr(fake: FakeEngineFiles, tmp_path: Path) -> None:
+    fake.write([ids("x")], notices=["notice: reads go through the page cache", "debug: x"])
+    done = run(tmp_path, "-p", "x")
+    assert (done.stdout, done.stderr) == ("x\n", "notice: reads go through the page cache\n")
 
 
 def test_flags_reach_the_engine(fake: FakeEngineFiles, tmp_path: Path) -> None:

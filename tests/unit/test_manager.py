@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -166,6 +167,37 @@ def test_an_engine_that_does_not_obey_cancel_is_killed(fake: FakeEngineFiles) ->
     with pytest.raises(EngineError, match="SIGKILL"):
         list(replies)
     assert not process.alive
+
+
+def test_cancel_and_abort_while_the_engine_starts_again(fake: FakeEngineFiles) -> None:
+    fake.write([[10]], start_ms=1500)
+    for stop in ("cancel", "abort"):
+        with manager() as engine:
+            began = time.monotonic()
+            threading.Timer(0.3, getattr(engine, stop)).start()
+            assert list(engine.generate(REQUEST)) == [Done("cancel", {})]
+            assert (time.monotonic() - began < 1.5) == (stop == "abort")
+    assert fake.requests() == []
+
+
+def test_notices_are_passed_on_once_and_a_refusal_says_why(fake: FakeEngineFiles) -> None:
+    fault = {"reply": 0, "after": 0, "kind": "err", "name": "bad_request", "stderr": "request refused: id 9 of 4"}
+    fake.write([[10]], notices=["notice: no direct reads here", "loading", "warning: slow"], faults=[fault])
+    with manager() as engine:
+        with pytest.raises(EngineRefused) as refusal:
+            list(engine.generate(REQUEST))
+        assert refusal.value.hint == "id 9 of 4"
+        assert engine.take_notices() == ["notice: no direct reads here", "warning: slow"]
+        assert engine.take_notices() == []
+
+
+def test_info_after_a_reply(fake: FakeEngineFiles) -> None:
+    process = EngineProcess([str(fake.path)])
+    for _ in range(5):
+        list(process.generate(REQUEST))
+        assert process.info()["engine"] == "fake"
+        process.reset()
+    process.stop()
 
 
 def test_a_refused_request_is_not_retried_and_does_not_harm(fake: FakeEngineFiles) -> None:
