@@ -1,5 +1,5 @@
-// A small strict JSON reader (RFC 8259) and a string quoter: manifests, safetensors headers, INFO. Depth and size bounded,
-// never throws, never recurses without a bound. Numbers keep their text so that 64-bit integers stay exact.
+// A small strict JSON reader (RFC 8259) and a string quoter: manifests, safetensors headers, INFO. Depth and size
+// bounded, never throws, never recurses without a bound. Numbers keep their text so that 64-bit integers stay exact.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ class Json {
 
   bool boolean() const { return bool_; }
   const std::string& string() const { return text_; }
-  bool to_u64(uint64_t* out) const;     // false unless a non-negative integer that fits
+  bool to_u64(uint64_t* out) const;  // false unless a non-negative integer that fits
   bool to_i64(int64_t* out) const;
-  bool to_double(double* out) const;    // false unless a finite number
+  bool to_double(double* out) const;  // false unless a finite number
   const std::vector<Json>& items() const { return items_; }
   const std::vector<std::pair<std::string, Json>>& members() const { return members_; }
   const Json* find(std::string_view key) const;  // nullptr if absent or not an object; duplicates are a parse error

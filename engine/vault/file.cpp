@@ -8,11 +8,19 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace smoe {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr size_t kMostPerCall = size_t{1} << 30;  // Linux moves at most 2 GiB a call
+
+Status fs_error(const std::error_code& error, const std::string& doing, const std::string& path) {
+  return error ? os_error(error.value(), doing, path) : Status::ok();
+}
 
 }  // namespace
 
@@ -126,6 +134,12 @@ Status File::sync_data() const {
 #endif
 }
 
+void File::drop_cache() const {
+#if defined(POSIX_FADV_DONTNEED)
+  (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+#endif
+}
+
 Status sync_folder(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return os_error(errno, "open", path);
@@ -143,6 +157,32 @@ Status rename_file(const std::string& from, const std::string& to) {
 Status remove_file(const std::string& path) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return os_error(errno, "remove", path);
   return Status::ok();
+}
+
+Status create_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  return fs_error(error, "create", path);
+}
+
+Status remove_folder(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  return fs_error(error, "remove", path);
+}
+
+Status sync_tree(const std::string& folder) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (it->is_directory()) {
+      SMOE_TRY(sync_folder(it->path()));
+    } else {
+      SMOE_ASSIGN(const File file, File::open_read(it->path()));
+      SMOE_TRY(file.sync());
+    }
+  }
+  SMOE_TRY(fs_error(error, "list", folder));
+  return sync_folder(folder);
 }
 
 bool file_exists(const std::string& path) {

@@ -39,6 +39,8 @@ class File {
   Status reserve(uint64_t bytes) const;
   Status sync() const;       // data and metadata are on the disk
   Status sync_data() const;  // data is
+  // What is read next comes from the disk: after a failed flush the page cache may hold what the disk does not.
+  void drop_cache() const;
 
  private:
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -49,7 +51,10 @@ class File {
 // A folder's entries (renames, removals) are on the disk.
 Status sync_folder(const std::string& path);
 Status rename_file(const std::string& from, const std::string& to);
-Status remove_file(const std::string& path);  // an absent file is fine
+Status remove_file(const std::string& path);    // an absent file is fine
+Status create_folder(const std::string& path);  // and those above it
+Status remove_folder(const std::string& path);  // and all in it; an absent one is fine
+Status sync_tree(const std::string& folder);    // everything in it is on the disk
 bool file_exists(const std::string& path);
 
 }  // namespace smoe

@@ -1,22 +1,16 @@
 #include "vault/writer.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <filesystem>
 #include <shared_mutex>
 #include <sstream>
-#include <system_error>
 
 #include "util/json.h"
 #include "vault/format.h"
 
 namespace smoe {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr uint64_t kSyncBytes = uint64_t{64} << 20;
 constexpr int64_t kSyncMs = 1000;
@@ -58,43 +52,10 @@ Status check_options(const WriterOptions& o) {
   return Status::ok();
 }
 
-Status fs_error(const std::error_code& error, const std::string& doing, const std::string& path) {
-  return error ? os_error(error.value(), doing, path) : Status::ok();
-}
-
-Status remove_folder(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  return fs_error(error, "remove", path);
-}
-
-Status sync_tree(const std::string& folder) {
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_directory()) {
-      SMOE_TRY(sync_folder(it->path()));
-    } else {
-      SMOE_ASSIGN(const File file, File::open_read(it->path()));
-      SMOE_TRY(file.sync());
-    }
-  }
-  SMOE_TRY(fs_error(error, "list", folder));
-  return sync_folder(folder);
-}
-
 Status remove_parts(const VaultNames& names) {
   SMOE_TRY(remove_file(names.smoe_part));
   SMOE_TRY(remove_file(names.scout_part));
   return remove_folder(names.tokenizer_part);
-}
-
-// Reads from the disk, not from the page cache: after a failed flush the cache may hold what the disk does not.
-void drop_cache(const File& file) {
-#if defined(POSIX_FADV_DONTNEED)
-  (void)::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
-#else
-  (void)file;
-#endif
 }
 
 Status closed() { return Status(Code::usage, "the vault writer is closed"); }
@@ -114,9 +75,7 @@ VaultNames::VaultNames(const std::string& dir, const std::string& stem)
 Result<std::unique_ptr<VaultWriter>> VaultWriter::open(WriterOptions options) {
   SMOE_TRY(check_options(options));
   SMOE_ASSIGN(scout::Layout layout, scout::lay_out(options.trunk));
-  std::error_code error;
-  fs::create_directories(options.folder, error);
-  SMOE_TRY(fs_error(error, "create", options.folder));
+  SMOE_TRY(create_folder(options.folder));
   SMOE_ASSIGN(Journal journal, Journal::open(VaultNames(options.folder, options.stem).journal));
   std::unique_ptr<VaultWriter> writer(new VaultWriter(std::move(options), std::move(layout), std::move(journal)));
   SMOE_TRY(writer->start());
@@ -198,8 +157,8 @@ Status VaultWriter::take_back(const JournalContents& contents) {
 }
 
 Status VaultWriter::verify_done(const JournalContents& contents) {
-  drop_cache(smoe_part_);
-  drop_cache(scout_part_);
+  smoe_part_.drop_cache();
+  scout_part_.drop_cache();
   for (const auto& [item, crc] : contents.records) {
     if (item < records_.size()) SMOE_TRY(check_item(smoe_part_, &records_[item], crc));
   }
