@@ -89,6 +89,7 @@ Status EngineImpl::set_up(const Log& log) {
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));
+  if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
   SMOE_ASSIGN(scratch_, Scratch::allocate(vault_.model, plan_.chunk, p.threads));
   SMOE_TRY(open_cache(log));
   for (uint32_t i = 0; i < p.sessions; ++i) {

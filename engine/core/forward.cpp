@@ -1,6 +1,7 @@
 #include "core/forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 
@@ -35,7 +36,7 @@ Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t po
   layer_trace_.clear();
   {
     Stopwatch watch(&buckets_.other);
-    embed(ids, T);
+    SMOE_TRY(embed(ids, T));
     fill_ropes(position, T);
   }
   for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, kv, T, position, first));
@@ -51,11 +52,17 @@ Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t po
   return Status::ok();
 }
 
-void Forward::embed(const int32_t* ids, size_t T) {
-  const Matrix& e = trunk_.embed();
+Status Forward::embed(const int32_t* ids, size_t T) {
+  const size_t H = model_.hidden;
+  const auto row = [&](size_t t) {
+    return trunk_.embedding(static_cast<uint64_t>(ids[t]), ws_.x + t * H, ws_.normed + t * H);
+  };
+  std::atomic<bool> failed = false;
   compute_.pool->run(T, [&](size_t t, size_t) {
-    decode_row(e.encoding, e.layout, e.data, e.rows, e.cols, static_cast<uint64_t>(ids[t]), ws_.x + t * model_.hidden);
+    if (!row(t).is_ok()) failed = true;
   });
+  for (size_t t = 0; failed && t < T; ++t) SMOE_TRY(row(t));  // once more, for the error or for a disk that recovered
+  return Status::ok();
 }
 
 void Forward::fill_ropes(uint64_t position, size_t T) {

@@ -27,7 +27,7 @@ class Forward {
   void trace_into(std::vector<int32_t>* trace) { trace_ = trace; }
 
  private:
-  void embed(const int32_t* ids, size_t T);
+  Status embed(const int32_t* ids, size_t T);
   void fill_ropes(uint64_t position, size_t T);
   Status layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first);
   Status feed_forward(size_t i, float* x, size_t rows);

@@ -1,25 +1,36 @@
 #include "core/trunk.h"
 
+#include <fcntl.h>
+
 #include "quant/quant.h"
 
 namespace smoe {
 namespace {
 
-bool ends_with(const std::string& s, const char* tail) { return s.size() >= std::char_traits<char>::length(tail) && s.ends_with(tail); }
+bool ends_with(const std::string& s, const char* tail) {
+  return s.size() >= std::char_traits<char>::length(tail) && s.ends_with(tail);
+}
 
 // Norms and biases: one row, used element by element, kept as float32.
 bool is_vector(const std::string& name) { return ends_with(name, "norm.weight") || ends_with(name, ".bias"); }
 
 uint64_t held_bytes(const std::string& name, const TensorSpec& t) {
-  const uint64_t bytes = is_vector(name) ? t.rows * t.cols * sizeof(float) : stored_bytes(t.encoding, t.layout, t.rows, t.cols);
+  const uint64_t bytes =
+      is_vector(name) ? t.rows * t.cols * sizeof(float) : stored_bytes(t.encoding, t.layout, t.rows, t.cols);
   return (bytes + 63) / 64 * 64;
+}
+
+// Of a tied embedding the head reads every row; panels hold sixteen rows side by side, and one could not be read alone.
+bool stays_on_disk(const ModelSpec& model, const std::string& name, const TensorSpec& t) {
+  return name == "embed.weight" && !model.tied_head && t.layout == Layout::rows;
 }
 
 }  // namespace
 
 uint64_t Trunk::bytes(const ModelSpec& model) {
   uint64_t sum = 0;
-  for (const auto& [name, tensor] : model.tensors) sum += held_bytes(name, tensor);
+  for (const auto& [name, tensor] : model.tensors)
+    if (!stays_on_disk(model, name, tensor)) sum += held_bytes(name, tensor);
   return sum;
 }
 
@@ -29,6 +40,10 @@ Result<Trunk> Trunk::load(const VaultFile& vault) {
   uint8_t* at = trunk.memory_.data();
   std::vector<uint8_t> staging;
   for (const auto& [name, t] : vault.model.tensors) {
+    if (stays_on_disk(vault.model, name, t)) {
+      SMOE_TRY(trunk.leave_on_disk(vault, name, t));
+      continue;
+    }
     if (is_vector(name)) {
       staging.resize(stored_bytes(t.encoding, t.layout, t.rows, t.cols));
       SMOE_TRY(read_trunk_tensor(vault, name, staging.data()));
@@ -42,6 +57,33 @@ Result<Trunk> Trunk::load(const VaultFile& vault) {
   }
   trunk.bind(vault.model);
   return trunk;
+}
+
+Status Trunk::leave_on_disk(const VaultFile& vault, const std::string& name, const TensorSpec& t) {
+  SMOE_ASSIGN(scout_, File::open_read(vault.scout_path));
+  embed_offset_ = vault.trunk.at(name).offset;
+  posix_fadvise(scout_.fd(), 0, 0, POSIX_FADV_RANDOM);  // a row is all that is wanted of its neighbourhood
+  matrices_[name] = {t.encoding, t.layout, t.rows, t.cols, nullptr};
+  return Status::ok();
+}
+
+Status Trunk::embedding(uint64_t id, float* row, float* staging) const {
+  const Matrix& e = embed_;
+  if (e.data != nullptr) {
+    decode_row(e.encoding, e.layout, e.data, e.rows, e.cols, id, row);
+    return Status::ok();
+  }
+  auto* stored = reinterpret_cast<uint8_t*>(staging);
+  const uint64_t bytes = row_bytes(e.encoding, e.cols);
+  SMOE_TRY(scout_.read_at(embed_offset_ + id * bytes, stored, bytes));
+  decode_rows(e.encoding, stored, e.cols, row);
+  return Status::ok();
+}
+
+void Trunk::preload_embedding() const {
+  if (!scout_.is_open()) return;
+  const auto bytes = static_cast<off_t>(stored_bytes(embed_.encoding, embed_.layout, embed_.rows, embed_.cols));
+  posix_fadvise(scout_.fd(), static_cast<off_t>(embed_offset_), bytes, POSIX_FADV_WILLNEED);
 }
 
 Matrix Trunk::matrix(const std::string& name) const {
@@ -70,8 +112,12 @@ void Trunk::bind(const ModelSpec& model) {
     LayerWeights w;
     w.attn_norm = vector(prefix + "attn_norm.weight");
     w.ffn_norm = vector(prefix + "ffn_norm.weight");
-    w.attention = {linear(attn + "q"), linear(attn + "k"), linear(attn + "v"), linear(attn + "o"),
-                   vector(attn + "q_norm.weight"), vector(attn + "k_norm.weight")};
+    w.attention = {linear(attn + "q"),
+                   linear(attn + "k"),
+                   linear(attn + "v"),
+                   linear(attn + "o"),
+                   vector(attn + "q_norm.weight"),
+                   vector(attn + "k_norm.weight")};
     const FfnSpec& f = model.layers[i].ffn;
     if (f.is_moe()) {
       w.moe = {linear(prefix + "router"), ffn(prefix + "shared"), linear(prefix + "shared_gate"), moe_layer++,

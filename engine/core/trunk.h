@@ -1,5 +1,6 @@
-// The trunk in memory: every tensor of the scout, matrices as stored, vectors as float32, and the layers' weights bound to
-// them by canonical name.
+// The trunk in memory: the scout's tensors, matrices as stored, vectors as float32, and the layers' weights bound to
+// them by canonical name. An embedding that is not the head too stays on disk: a token needs one row of it, a read of a
+// kilobyte, and its room holds experts instead.
 #pragma once
 
 #include <string>
@@ -8,6 +9,7 @@
 #include "blocks/attention_gqa.h"
 #include "blocks/moe.h"
 #include "util/aligned_buffer.h"
+#include "vault/file.h"
 #include "vault/vault.h"
 
 namespace smoe {
@@ -23,10 +25,14 @@ struct LayerWeights {
 class Trunk {
  public:
   static uint64_t bytes(const ModelSpec& model);
-  // Reads and checks every tensor. Errors: Code::corrupt naming the tensor, Code::resources.
+  // Reads and checks every tensor it keeps. Errors: Code::corrupt naming the tensor, Code::resources.
   static Result<Trunk> load(const VaultFile& vault);
 
-  const Matrix& embed() const { return embed_; }
+  // Row `id` of the embedding, float32 [hidden]. `staging` has room for hidden floats. From any thread. Errors:
+  // Code::io, Code::corrupt.
+  Status embedding(uint64_t id, float* row, float* staging) const;
+  // Has the system read an embedding that stays on disk into its page cache.
+  void preload_embedding() const;
   const Linear& head() const { return head_; }
   const float* final_norm() const { return final_norm_; }
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
@@ -36,12 +42,15 @@ class Trunk {
   const float* vector(const std::string& name) const;
   Linear linear(const std::string& name) const;
   FfnWeights ffn(const std::string& prefix) const;
+  Status leave_on_disk(const VaultFile& vault, const std::string& name, const TensorSpec& t);
   void bind(const ModelSpec& model);
 
   AlignedBuffer memory_;
   std::map<std::string, Matrix> matrices_;
   std::map<std::string, const float*> vectors_;
-  Matrix embed_;
+  Matrix embed_;  // no data where it stays on disk
+  File scout_;    // then this holds it
+  uint64_t embed_offset_ = 0;
   Linear head_;
   const float* final_norm_ = nullptr;
   std::vector<LayerWeights> layers_;
