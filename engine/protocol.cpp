@@ -300,7 +300,7 @@ void append_outcome(std::string* out, const Outcome& outcome) {
 }
 
 void LineSplitter::keep(std::string_view part) {
-  if (held_.size() + part.size() > kMaxLine) {
+  if (held_.size() + part.size() > max_) {
     too_long_ = true;
     held_.clear();
     held_.shrink_to_fit();

@@ -1,6 +1,6 @@
 // The wire protocol of `smoe-engine --serve`: lines <-> structs. The loop that speaks it is in serve.h.
 //
-// Requests, one line each (at most kMaxLine bytes):
+// Requests, one line each (at most max_line_bytes() long):
 //   GEN <max_tokens> [key=value ...] <id0>,<id1>,...   the whole conversation, every time
 //       t p k r min_p freq pres seed   sampling for this request; what is missing comes from the launch flags
 //       stop=1,2   bias=id:f,...   session=NAME   slide=0   lp=K   mask=1
@@ -12,16 +12,19 @@
 //
 // Replies, in the order of the requests: words separated by white space, each written out at once, a newline at the
 // end.
-//   GEN    prompt=N cached=N  pre=done/total ...  id ...  gen= prefill_ms= decode_ms= hits= misses= bytes= wait_ms=
-//          fin=stop|length|cancel <<DONE>>
-//          With lp=K each id is followed by lp=<float> and, for K > 0, top=id:lp,... best first (natural logarithms of
-//          the distribution before sampling touched it). The id that ends a reply (EOS, stop=) is neither printed nor
+//   GEN    prompt=N cached=N  pre=done/total ...  id ...
+//          gen= prefill_ms= decode_ms= hits= misses= bytes= wait_ms=  fin=stop|length|cancel <<DONE>>
+//          With lp=K each id is followed by lp=<float> and, for K > 0, top=id:lp,... best first: natural logarithms of
+//          the distribution before sampling touched it. The id that ends a reply (EOS, stop=) is neither printed nor
 //          evaluated.
-//   SCORE  pre=done/total ...  lp=<float> for ids 1 .. n-1  gen=0 prefill_ms=  <<DONE>>   (fin=cancel <<DONE>> if
-//   cancelled) RESET  <<DONE>> INFO   one line of JSON, nothing else CANCEL nothing: it ends the oldest request that
-//   has no complete reply yet; when idle it does nothing error  fields such as prompt= ctx=, then <<ERR name>> in place
-//   of <<DONE>>; what was wrong is said on stderr.
-//          bad_request empty_suffix ctx_overflow suffix_too_long io_error non_finite no_memory failed
+//   SCORE  pre=done/total ...  lp=<float> for ids 1 .. n-1  gen=0 prefill_ms= <<DONE>>
+//          If cancelled: fin=cancel <<DONE>>.
+//   RESET  <<DONE>>
+//   INFO   one line of JSON, nothing else
+//   CANCEL nothing: it ends the oldest request that has no complete reply yet; when idle it does nothing
+//   error  fields such as prompt= ctx=, then <<ERR name>> in place of <<DONE>>. Before it, one line on stderr says what
+//          was wrong: `request refused: name: ...`. Names: bad_request empty_suffix ctx_overflow suffix_too_long
+//          io_error non_finite no_memory failed
 #pragma once
 
 #include <cstdint>
@@ -34,7 +37,9 @@
 
 namespace smoe {
 
-inline constexpr size_t kMaxLine = 8 << 20;  // over a million ids of seven digits
+// Room for a prompt of four windows of seven-digit ids, and for 1 MiB of whatever else: what is read is held beside
+// what the memory plan counts, so it stays small against it.
+inline constexpr size_t max_line_bytes(uint32_t ctx) { return (size_t{1} << 20) + size_t{32} * ctx; }
 inline constexpr uint32_t kMaxLogprobs = 1024;
 
 enum class Verb { generate, score, reset, info, cancel, mask, malformed };
@@ -64,9 +69,10 @@ void append_token(std::string* out, const TokenEvent& token, const Request& requ
 void append_logprob(std::string* out, float logprob);
 void append_outcome(std::string* out, const Outcome& outcome);  // counters and fin=, without the sentinel
 
-// Cuts a byte stream into lines. Memory is bounded: of a line over kMaxLine only the fact is kept.
+// Cuts a byte stream into lines. Memory is bounded: of a longer line than `max` only the fact is kept.
 class LineSplitter {
  public:
+  explicit LineSplitter(size_t max) : max_(max) {}
   // Calls line(text, too_long) for each complete line; a CR before the newline is dropped.
   template <class F>
   void feed(std::string_view data, F&& line) {
@@ -89,10 +95,12 @@ class LineSplitter {
     if (!held_.empty() && held_.back() == '\r') held_.pop_back();
     line(std::string_view(held_), too_long_);
     held_.clear();
-    if (held_.capacity() > kMaxLine / 8) held_.shrink_to_fit();
+    if (held_.capacity() > kKeptCapacity) held_.shrink_to_fit();
     too_long_ = false;
   }
 
+  static constexpr size_t kKeptCapacity = 64 << 10;
+  const size_t max_;
   std::string held_;
   bool too_long_ = false;
 };

@@ -230,8 +230,10 @@ void dispatch(Queue& queue, Command command) {
   queue.push(std::move(job));
 }
 
-void read_lines(Wire& wire, Queue& queue, uint32_t vocab, const Sampling& defaults) {
-  LineSplitter splitter;
+void read_lines(Wire& wire, Queue& queue, const Engine& engine, const Sampling& defaults) {
+  const uint32_t vocab = engine.model().vocab;
+  const size_t max_line = max_line_bytes(engine.plan().ctx);
+  LineSplitter splitter(max_line);
   std::vector<char> buffer(64 << 10);
   const auto on_line = [&](std::string_view line, bool too_long) {
     Command command;
@@ -242,7 +244,7 @@ void read_lines(Wire& wire, Queue& queue, uint32_t vocab, const Sampling& defaul
       command.status = out_of_memory();
     }
     if (too_long)
-      command.status = {Code::usage, "bad_request", "a line of more than " + std::to_string(kMaxLine) + " bytes"};
+      command.status = {Code::usage, "bad_request", "a line of more than " + std::to_string(max_line) + " bytes"};
     dispatch(queue, std::move(command));
   };
   while (const size_t n = wire.read(buffer.data(), buffer.size())) splitter.feed({buffer.data(), n}, on_line);
@@ -254,7 +256,7 @@ void read_lines(Wire& wire, Queue& queue, uint32_t vocab, const Sampling& defaul
 
 Status serve(Engine& engine, Wire& wire, const ServeOptions& options, const Log& log) {
   Queue queue;
-  std::thread reader([&] { read_lines(wire, queue, engine.model().vocab, options.defaults); });
+  std::thread reader([&] { read_lines(wire, queue, engine, options.defaults); });
   bool alive = true;
   while (alive) {
     const std::shared_ptr<Job> job = queue.wait_front();

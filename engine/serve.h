@@ -32,7 +32,7 @@ struct ServeOptions {
 
 // Until the end of input (ok; requests already read are answered) or of the output (Code::io). Bounded memory: at most
 // kMaxQueued requests of kMaxQueuedBytes wait; beyond that nothing more is read until one is done.
-inline constexpr size_t kMaxQueued = 256, kMaxQueuedBytes = 32 << 20;
+inline constexpr size_t kMaxQueued = 64, kMaxQueuedBytes = 2 << 20;
 Status serve(Engine& engine, Wire& wire, const ServeOptions& options, const Log& log);
 
 // One request, without reading any input: the reply goes to the wire, its failure is returned too.

@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "smoe/plan.h"
 #include "smoe/status.h"
 
 namespace smoe {
@@ -14,6 +15,9 @@ void bind_vault(pybind11::module_& m);    // inspect, verify, VaultWriter, crc32
 void bind_plan(pybind11::module_& m);     // plan, machine_memory, probe_disk
 void bind_sampler(pybind11::module_& m);  // sample_probs, sample_draws
 void bind_engine(pybind11::module_& m);   // Engine: logits, route trace, generate, for the conformance tests and gates
+
+// A plan by the names of `smoe plan --json`.
+pybind11::dict plan_dict(const ModelSpec& model, const Plan& plan);
 
 [[noreturn]] void raise(const Status& status);
 inline void check(const Status& status) {

@@ -105,6 +105,7 @@ class PyEngine {
   }
 
   py::object info() const { return py::module_::import("json").attr("loads")(engine_->info_json()); }
+  py::dict plan() const { return plan_dict(engine_->model(), engine_->plan()); }
   void reset() { engine_->reset(); }
   std::vector<std::string> notices() const { return notices_; }
 
@@ -158,6 +159,7 @@ void bind_engine(py::module_& m) {
            "frequency_penalty presence_penalty seed stop_ids bias session logprobs slide.")
       .def("score", &PyEngine::score, py::arg("ids"), "float32 [ids - 1]: natural log of p(ids[i] | ids[:i]).")
       .def("info", &PyEngine::info, "What INFO answers.")
+      .def("plan", &PyEngine::plan, "The memory plan in force, by the names of _core.plan.")
       .def("reset", &PyEngine::reset, "Drops every conversation.")
       .def("buckets", &PyEngine::buckets, "Milliseconds of the last request by where they went.")
       .def_property_readonly("notices", &PyEngine::notices, "What the engine had to say when it opened, and since.");

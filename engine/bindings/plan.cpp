@@ -28,36 +28,6 @@ py::dict machine_dict(const MachineMemory& m) {
   return d;
 }
 
-py::dict plan_dict(const ModelSpec& model, const Plan& p) {
-  py::dict d;
-  d["model"] = model.id;
-  d["ctx"] = p.ctx;
-  d["chunk"] = p.chunk;
-  d["trunk_bytes"] = p.trunk_bytes;
-  d["state_bytes"] = p.state_bytes;
-  d["scratch_bytes"] = p.scratch_bytes;
-  d["process_bytes"] = p.process_bytes;
-  d["min_expert_cache_bytes"] = p.min_expert_cache_bytes;
-  d["floor_bytes"] = p.floor_bytes;
-  d["working_set_bytes"] = p.working_set_bytes;
-  d["recommended_bytes"] = p.recommended_bytes;
-  d["all_experts_bytes"] = p.all_experts_bytes;
-  d["all_resident_bytes"] = p.all_resident_bytes;
-  d["physical_ram_bytes"] = p.physical_ram_bytes;
-  d["usable_ram_bytes"] = p.usable_ram_bytes;
-  d["reserved_bytes"] = p.reserved_bytes;
-  d["limited_by"] = p.limited_by;
-  d["ceiling_bytes"] = p.ceiling_bytes;
-  d["budget_bytes"] = p.budget_bytes;
-  d["budget_reason"] = p.budget_reason;
-  d["expert_cache_bytes"] = p.expert_cache_bytes;
-  d["slots"] = p.slots;
-  d["total_records"] = p.total_records;
-  d["record_bytes"] = p.record_bytes;
-  d["warnings"] = p.warnings;
-  return d;
-}
-
 py::dict plan(const std::string& path, const py::kwargs& options) {
   std::vector<std::string> flags = launch_flags(options);
   flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
@@ -87,6 +57,36 @@ double memory(uint32_t threads, double seconds) {
 }
 
 }  // namespace
+
+py::dict plan_dict(const ModelSpec& model, const Plan& p) {
+  py::dict d;
+  d["model"] = model.id;
+  d["ctx"] = p.ctx;
+  d["chunk"] = p.chunk;
+  d["trunk_bytes"] = p.trunk_bytes;
+  d["state_bytes"] = p.state_bytes;
+  d["scratch_bytes"] = p.scratch_bytes;
+  d["process_bytes"] = p.process_bytes;
+  d["min_expert_cache_bytes"] = p.min_expert_cache_bytes;
+  d["floor_bytes"] = p.floor_bytes;
+  d["working_set_bytes"] = p.working_set_bytes;
+  d["recommended_bytes"] = p.recommended_bytes;
+  d["all_experts_bytes"] = p.all_experts_bytes;
+  d["all_resident_bytes"] = p.all_resident_bytes;
+  d["physical_ram_bytes"] = p.physical_ram_bytes;
+  d["usable_ram_bytes"] = p.usable_ram_bytes;
+  d["reserved_bytes"] = p.reserved_bytes;
+  d["limited_by"] = p.limited_by;
+  d["ceiling_bytes"] = p.ceiling_bytes;
+  d["budget_bytes"] = p.budget_bytes;
+  d["budget_reason"] = p.budget_reason;
+  d["expert_cache_bytes"] = p.expert_cache_bytes;
+  d["slots"] = p.slots;
+  d["total_records"] = p.total_records;
+  d["record_bytes"] = p.record_bytes;
+  d["warnings"] = p.warnings;
+  return d;
+}
 
 void bind_plan(py::module_& m) {
   m.def(

@@ -228,13 +228,14 @@ TEST(protocol_empty_suffix_is_an_empty_id_list_only) {
 }
 
 TEST(protocol_a_long_line_is_refused_in_bounded_memory) {
+  const size_t max = max_line_bytes(FakeEngine::kCtx);
   std::string input = "GEN 1 1";
-  while (input.size() <= kMaxLine) input += ",1";
+  while (input.size() <= max) input += ",1";
   CHECK_EQ(reply_to(input + "\nINFO\n"), "<<ERR bad_request>>\n{\"model\": \"fake\", \"ctx\": 1000}\n");
-  CHECK_EQ(reply_to(std::string(3 * kMaxLine, 'x'), 65536), "<<ERR bad_request>>\n");
+  CHECK_EQ(reply_to(std::string(3 * max, 'x'), 65536), "<<ERR bad_request>>\n");
   // One that just fits is taken.
   input = "GEN 1 1";
-  while (input.size() + 2 <= kMaxLine) input += ",1";
+  while (input.size() + 2 <= max) input += ",1";
   CHECK_EQ(count(reply_to(input + "\n"), "fin=length <<DONE>>"), 1u);
 }
 
