@@ -101,6 +101,10 @@ class Bench:
         steps = program.decode(self.ids(self.options.gen, 200 + round_))
         self.sample("ram", program.name, "decode_tok_s", len(steps) / sum(steps) * 1e3, round_)
         self.sample("ram", program.name, "decode_step_ms_median", statistics.median(steps), round_)
+        if isinstance(program, Ours):  # what the line protocol and this client add to the engine's own time
+            own = [c["prefill_ms"] + c["decode_ms"] for c in program.counters[-len(steps) :]]
+            added = [step - ms for step, ms in zip(steps, own, strict=True)]
+            self.sample("ram", program.name, "client_ms_per_step", statistics.median(added), round_)
         say(f"ram {round_} {program.name}: decode {len(steps) / sum(steps) * 1e3:.2f} tok/s")
 
     # -- larger than memory --
@@ -234,6 +238,11 @@ def main() -> None:
         for fraction in options.fractions:
             bench.in_cgroup(fraction)
         result["routing"] = bench.streaming_floor()
+    # Both programs use every thread they are given: more load than that and one more is somebody else's.
+    busiest = max((s["load"] for s in bench.samples), default=0.0)
+    if busiest > options.threads + 1.5:
+        say(f"warning: the load average reached {busiest:.1f}; a spinning barrier makes such ratios worthless")
+        result["not_quiet"] = busiest
     result |= {"load_after": machine.load_average(), "details": bench.details, "samples": bench.samples}
     (options.out / "raw.json").write_text(json.dumps(result, indent=1) + "\n")
     (options.out / "README.md").write_text(bench_report.report(result))
