@@ -135,6 +135,43 @@ def test_a_given_system_message_is_still_rendered(exact_dir: Path) -> None:
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
 
 
+@pytest.fixture(scope="module")
+def sparse_dir() -> Iterator[Path]:
+    """The sparse checkpoint, made by the command itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "sparse"
+        done = run(sys.executable, SCRIPT, "--variant", "sparse", out)
+        assert done.returncode == 0, done.stderr
+        yield out
+
+
+def test_sparse_variant_is_a_language_model_that_uses_half_the_channels(dense: Any, sparse_dir: Path) -> None:
+    """Real routing: at most half of the channels a token, different experts for different tokens."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    config = json.loads((sparse_dir / "config.json").read_text(encoding="utf-8"))
+    active = config["shared_expert_intermediate_size"] + config["num_experts_per_tok"] * config["moe_intermediate_size"]
+    assert active <= dense.channels // 2
+    text = "The cat sat on the mat and looked out of the window. It was raining, and the garden was full of water."
+    ids = torch.tensor([demo.build_tokenizer(dense.tokenizer).encode(text).ids])
+    model, picks = load_checkpoint(sparse_dir), []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda module, inputs, output: picks.append(output[-1]))
+    with torch.no_grad():
+        loss = float(torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:]))
+    assert loss < 6  # nats a token; guessing is 10.8. How good it is, `distill_demo_moe.py report` measures
+    assert len(picks) == dense.layers
+    for layer_picks in picks:
+        assert layer_picks.shape == (ids.shape[1], config["num_experts_per_tok"])
+        assert len(layer_picks.unique()) > config["num_experts_per_tok"]
+
+
+def test_the_learned_difference_is_small_and_its_absence_is_told(tmp_path: Path) -> None:
+    assert demo.DELTA.stat().st_size <= 16 * 2**20
+    with pytest.raises(demo.DemoError, match="learned difference"):
+        demo.read_delta(tmp_path / "none.safetensors")
+
+
 def test_tokenizer_agrees_with_llama_cpp_and_round_trips(dense: Any, exact_dir: Path) -> None:
     from tokenizers import Tokenizer
 
