@@ -62,15 +62,15 @@ class Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; UsageError names the file and the place."""
+    """A JSON object from a file; CorruptError names the file and the place."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"{path.parent} has no {path.name}") from error
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise CorruptError(f"{path} cannot be read: {error}", "download it again") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object")
+        raise CorruptError(f"{path} is not a JSON object", "download it again")
     return value
 
 
@@ -78,7 +78,7 @@ def optional_patterns(family: Family, config: dict[str, Any]) -> tuple[str, ...]
     """Name patterns of tensors that may be absent and are never converted; {MTP} stands for the layers that predict
     several tokens ahead, which are numbered after the model's own."""
     layers, ahead = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
-    extra = range(layers, layers + ahead) if isinstance(layers, int) and isinstance(ahead, int) else range(0)
+    extra = range(layers, layers + min(ahead, 64)) if isinstance(layers, int) and isinstance(ahead, int) else range(0)
     patterns: list[str] = []
     for pattern in family.optional:
         patterns += [pattern.replace("{MTP}", str(n)) for n in extra] if "{MTP}" in pattern else [pattern]
@@ -155,9 +155,13 @@ def _quantisation(config: dict[str, Any]) -> tuple[int, int]:
     """Block size of FP8 weights; refuses every other stored quantisation by name, before a byte is read as a number."""
     if isinstance(config.get("quantization"), dict) and "quantization_config" not in config:
         raise UnsupportedError("config.json: MLX quantisation is not supported yet as a source")
-    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    nested = config.get("text_config")
+    parts = [config, nested] if isinstance(nested, dict) else [config]
+    found = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
     if not found:
         return 128, 128
+    if not isinstance(found, dict):
+        raise CorruptError(f"config.json: quantization_config is {found!r}, expected an object")
     method = found.get("quant_method") or found.get("quant_algo") or ("MLX" if "group_size" in found else "unnamed")
     if method != "fp8":
         raise UnsupportedError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from smoe_cli import __version__
 from smoe_cli.convert.plan import Plan
-from smoe_cli.convert.tokenizer import TokenizerFiles
+from smoe_cli.convert.tokenizer import TokenizerFiles, manifest_entry
 from smoe_cli.convert.write import Errors
 from smoe_cli.families.arch import arch_json
 
@@ -15,13 +15,12 @@ def build_manifest(
     plan: Plan,
     vault_id: str,
     source: dict[str, Any],
-    tokenizer: dict[str, Any],
     files: TokenizerFiles,
     scout: dict[str, Any],
     crcs: dict[str, int],
     errors: Errors,
 ) -> dict[str, Any]:
-    """``source``, ``tokenizer`` and ``scout`` as in FORMAT.md; ``crcs`` of the stored trunk tensors by name."""
+    """``source`` and ``scout`` as in FORMAT.md; ``crcs`` of the stored trunk tensors by name."""
     return {
         "format": 1,
         "id": vault_id,
@@ -30,7 +29,7 @@ def build_manifest(
         "quant": plan.quant,
         "converter": f"smoe {__version__}",
         "source": source,
-        "tokenizer": tokenizer,
+        "tokenizer": manifest_entry(files),
         "eos_ids": [token for token in files.eos_ids if token < plan.arch.vocab],
         "bos_id": files.bos_id if files.bos_id is not None and files.bos_id < plan.arch.vocab else None,
         "generation": files.generation,

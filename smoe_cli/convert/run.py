@@ -119,11 +119,9 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
         ui.progress(done, total)
 
     errors = write.run(progress)
-    tokenizer = tok.write_files(job.files, options.out_dir, job.stem)
+    tok.write_files(job.files, options.out_dir, job.stem)
     crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in plan.tensors}
-    manifest = build_manifest(
-        plan, job.stem, source, tokenizer, job.files, dict(write.writer.scout_info()), crcs, errors
-    )
+    manifest = build_manifest(plan, job.stem, source, job.files, dict(write.writer.scout_info()), crcs, errors)
     write.finish(manifest)
     seconds = time.monotonic() - start
     return report(job) | {
@@ -190,6 +188,8 @@ def _require_same(job: Job, source: dict[str, Any]) -> None:
         raise UsageError(f"{job.vault} exists, made from other files than {job.options.source} now holds", hint)
     encodings = {name: entry["encoding"] for name, entry in there.manifest["tensors"].items()}
     same = encodings == {tensor.name: tensor.encoding for tensor in job.plan.tensors}
+    if there.manifest["tokenizer"] != tok.manifest_entry(job.files):
+        raise UsageError(f"{job.vault} exists, made with another tokenizer or template", hint)
     if not same or there.manifest["arch"] != arch_json(job.plan.arch, job.plan.encodings()):
         raise UsageError(f"{job.vault} exists, made with other encodings", hint)
 

@@ -69,7 +69,7 @@ def read_header(path: Path) -> tuple[dict[str, SourceTensor], bytes]:
         entries = json.loads(raw)
         entries.pop("__metadata__", None)
         tensors = {name: _entry(path, 8 + length, name, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptError(f"{path.name}: its safetensors header cannot be read: {error}", AGAIN) from error
     end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=8 + length)
     if end > size:

@@ -93,11 +93,19 @@ def untrained_tokens(tokens: dict[int, str], vocab: int, rows: Rows) -> list[str
     return [tokens[int(token)] for token, norm in zip(ids, norms, strict=True) if norm < UNTRAINED * median]
 
 
-def check_template(template: str, special: dict[str, str], tokenizer_json: str, vocab: int, rows: Rows) -> list[str]:
-    """Notices; CorruptError where the template does not fit the tokenizer or the model, naming markers or tokens."""
+def load_tokenizer(tokenizer_json: str) -> Any:
+    """A ``tokenizers.Tokenizer``; CorruptError if that library does not read it."""
     from tokenizers import Tokenizer
 
-    tokenizer: Any = Tokenizer.from_str(tokenizer_json)
+    try:
+        return Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises plain Exception
+        raise CorruptError(f"tokenizer.json cannot be read: {error}", "download it again") from error
+
+
+def check_template(template: str, special: dict[str, str], tokenizer_json: str, vocab: int, rows: Rows) -> list[str]:
+    """Notices; CorruptError where the template does not fit the tokenizer or the model, naming markers or tokens."""
+    tokenizer = load_tokenizer(tokenizer_json)
     rendered = render_samples(template, special)
     if not rendered.texts:
         return [f"the chat template does not render a plain conversation: {rendered.failure}"]
@@ -123,8 +131,6 @@ def check_template(template: str, special: dict[str, str], tokenizer_json: str, 
 
 def fits(template: Path, tokenizer_json: str) -> bool:
     """Whether a stand-in template's markers are single tokens here."""
-    from tokenizers import Tokenizer
-
-    tokenizer: Any = Tokenizer.from_str(tokenizer_json)
+    tokenizer = load_tokenizer(tokenizer_json)
     rendered = render_samples(template.read_text("utf-8"), {})
     return bool(tokenizer.get_added_tokens_decoder()) and not split_markers(rendered, tokenizer)

@@ -19,7 +19,13 @@ MAIN, SETTINGS, GENERATION, TEMPLATE = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
 )  # fmt: skip
 COPIED = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt")
-GENERATION_KEYS = {"temperature": float, "top_p": float, "top_k": int, "repetition_penalty": float}
+# Sampling defaults that a vault carries: type, least and largest value.
+GENERATION_KEYS = {
+    "temperature": (float, 0.0, 100.0),
+    "top_p": (float, 0.0, 1.0),
+    "top_k": (int, 0, 1 << 20),
+    "repetition_penalty": (float, 0.01, 100.0),
+}
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -55,7 +61,7 @@ def collect(folder: Path, config: dict[str, Any], default_template: Path | None)
     nested = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     files.eos_ids = _eos_union([config, nested or {}, generation], settings, ids)
     files.bos_id = _bos(config, settings, ids)
-    files.generation = _generation(generation)
+    files.generation = _generation(generation, files.notices)
     return files
 
 
@@ -118,12 +124,11 @@ def _token_ids(files: TokenizerFiles) -> dict[str, int]:
         tokenizer = json.loads(files.contents[MAIN])
         added = {str(token["content"]): int(token["id"]) for token in tokenizer.get("added_tokens") or []}
         vocab = (tokenizer.get("model") or {}).get("vocab") or {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # A unigram model lists [token, score] pairs in id order; the others map tokens to ids.
+        pairs = ((entry[0], token) for token, entry in enumerate(vocab)) if isinstance(vocab, list) else vocab.items()
+        return {str(text): int(token) for text, token in pairs} | added
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptError(f"tokenizer.json cannot be read: {error}", "download it again") from error
-    # A unigram model lists [token, score] pairs in id order; the others map tokens to ids.
-    if isinstance(vocab, list):
-        vocab = {str(entry[0]): token for token, entry in enumerate(vocab)}
-    return {**vocab, **added}
 
 
 def content_of(token: Any) -> str | None:
@@ -157,17 +162,31 @@ def _bos(config: dict[str, Any], settings: dict[str, Any], ids: dict[str, int]) 
     return value if isinstance(value, int) else None
 
 
-def _generation(stated: dict[str, Any]) -> dict[str, float | int]:
+def _generation(stated: dict[str, Any], notices: list[str]) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
-    for key, kind in GENERATION_KEYS.items():
+    for key, (kind, least, largest) in GENERATION_KEYS.items():
         value = stated.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            found[key] = kind(value)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= largest:
+            notices.append(f"generation_config.json: {key} is {value!r}, which is left out")
+            continue
+        found[key] = kind(value)
     return found
 
 
-def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> dict[str, Any]:
-    """Write the files to a part folder, which the writer's ``finish`` renames; the manifest's ``tokenizer`` entry."""
+def manifest_entry(files: TokenizerFiles) -> dict[str, Any]:
+    """The manifest's ``tokenizer``: size and sha256 of each file, sha256 of the template."""
+    entries = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in sorted(files.contents.items())
+    }
+    template = files.contents.get(TEMPLATE)
+    return {"files": entries, "template_sha256": hashlib.sha256(template).hexdigest() if template is not None else None}
+
+
+def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> None:
+    """Write the files to a part folder, which the writer's ``finish`` renames."""
     part = out_dir / f"{stem}.tokenizer.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -175,12 +194,6 @@ def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> dict[str, An
         (part / name).write_bytes(data)
         _fsync(part / name)
     _fsync(part)
-    entries = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in sorted(files.contents.items())
-    }
-    template = files.contents.get(TEMPLATE)
-    return {"files": entries, "template_sha256": hashlib.sha256(template).hexdigest() if template is not None else None}
 
 
 def _fsync(path: Path) -> None:

@@ -172,6 +172,8 @@ def tied_head(family: Family, config: dict[str, Any]) -> bool:
     nested = config.get("text_config")
     parts = [config, nested] if isinstance(nested, dict) else [config]
     stated = [part[key] for part in parts for key in family.config["tied_head"].keys if part.get(key) is not None]
+    if not all(isinstance(value, bool) for value in stated):
+        raise CorruptError(f"config.json: {family.config['tied_head'].keys[0]} is {stated!r}, expected true or false")
     return any(stated) if stated else bool(family.config["tied_head"].default)
 
 
@@ -199,6 +201,8 @@ def _windows(family: Family, numbers: _Numbers, layers: int) -> list[int]:
         return [0] * layers
     types = numbers.raw("layer_types") or []
     if types:
+        if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+            raise CorruptError(f"config.json: layer_types is {types!r}, expected a list of names")
         if len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
             raise UnsupportedError(f"config.json: layer_types {types!r} for {layers} layers is not supported")
         return [window if kind == "sliding_attention" else 0 for kind in types]
@@ -230,6 +234,8 @@ def _ffn(family: Family, numbers: _Numbers, index: int) -> Ffn:
     experts = numbers.integer("experts", least=0, most=MAX_EXPERTS)
     step = numbers.integer("sparse_step") if "sparse_step" in family.config else 1
     if not experts or index in numbers.integers("dense_layers") or (index + 1) % step:
+        if "width" not in family.config:
+            raise CorruptError(f"config.json makes layer {index} dense, which family {family.name} has no form for")
         return Ffn(width=numbers.integer("width"))
     top_k = numbers.integer("top_k")
     if top_k > experts:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from smoe_cli.errors import CorruptError, UnsupportedError
 
+LARGEST = 1e15  # of any number in rope settings
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 F32 = NDArray[np.float32]
 
@@ -59,8 +60,8 @@ def resolve_rope(config: dict[str, Any], given: RopeInput, notices: list[str]) -
     kind = settings["rope_type"]
     if kind not in TYPES:
         raise UnsupportedError(f"config.json: rope type {kind!r} is not supported", f"supported: {', '.join(TYPES)}")
-    theta = settings.get("rope_theta")
-    if theta is None:
+    theta = _number(settings, "rope_theta", 0.0)
+    if not theta:
         if given.theta_default is None:
             raise CorruptError(
                 "config.json states no rope_theta, and this family has no default for it",
@@ -74,22 +75,26 @@ def resolve_rope(config: dict[str, Any], given: RopeInput, notices: list[str]) -
     dim = int(given.head_dim * partial)
     if dim < 2 or dim % 2:
         raise CorruptError(f"config.json: {dim} rotated values per head, expected an even number")
+    if theta <= 1.0:
+        raise CorruptError(f"config.json: rope_theta is {theta}, expected more than 1")
     make = {"default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3}[kind]
-    inv_freq, scale, max_positions = make(float(theta), dim, settings, given.max_positions)
+    with np.errstate(all="ignore"):  # what comes out is checked
+        inv_freq, scale, max_positions = make(theta, dim, settings, given.max_positions)
     if not np.all(np.isfinite(inv_freq)) or not math.isfinite(scale):
         raise CorruptError(f"config.json: the rope settings {settings} give frequencies that are not finite")
     return Rope(tuple(float(str(value)) for value in inv_freq), scale, max_positions)
 
 
 def _number(settings: dict[str, Any], key: str, default: float | None = None) -> float:
+    """A positive number of the settings; ``default`` where it is absent or null."""
     value = settings.get(key)
     if value is None:
         if default is None:
             raise CorruptError(f"config.json: rope type {settings['rope_type']!r} needs {key!r}")
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CorruptError(f"config.json: rope {key} is {value!r}, expected a number")
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+        raise CorruptError(f"config.json: rope {key} is {value!r}, expected a positive number")
+    return float(value)
 
 
 def _powers(base: float, dim: int) -> F32:

@@ -168,7 +168,8 @@ def load_families() -> tuple[Family, ...]:
 def match_family(config: dict[str, Any]) -> Family:
     """The family of a config.json, by model_type, else by architectures. UnsupportedError lists what there is."""
     model_type = config.get("model_type")
-    architectures = config.get("architectures") or []
+    stated = config.get("architectures")
+    architectures = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
     for family in load_families():
         if model_type in family.model_types:
             return family

@@ -300,6 +300,9 @@ def test_c16_a_finished_vault_is_left_alone_unless_fresh(tmp_path: Path) -> None
     assert make(source, tmp_path, "q8")["unchanged"]
     with pytest.raises(UsageError, match="other encodings"):
         make(source, tmp_path, "q4_0")
+    write_tokenizer(source)
+    with pytest.raises(UsageError, match="another tokenizer"):
+        make(source, tmp_path, "q8")
     edit_last_byte(source)
     with pytest.raises(UsageError, match="made from other files") as caught:
         make(source, tmp_path, "q8")

@@ -95,6 +95,13 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert manifest_of(folder, tmp_path)["generation"] == expected
 
 
+def test_generation_defaults_out_of_range_are_left_out(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    put_json(folder / "generation_config.json", temperature=-1, top_p=7.0, top_k=5)
+    files = files_of(folder)
+    assert files.generation == {"top_k": 5} and len([n for n in files.notices if "left out" in n]) == 2
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 

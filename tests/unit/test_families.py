@@ -85,6 +85,11 @@ def test_what_no_block_computes_is_refused() -> None:
         arch_of("llama", hidden_act="gelu")
 
 
+def test_a_dense_layer_in_a_family_without_one() -> None:
+    with pytest.raises(CorruptError, match="layer 0 dense"):
+        arch_of("olmoe", num_experts=0)
+
+
 def test_head_dim_is_stated_or_follows() -> None:
     assert arch_of("llama").layers[0].attention.head_dim == 16
     assert arch_of("llama", head_dim=24).layers[0].attention.head_dim == 24
