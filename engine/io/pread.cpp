@@ -25,28 +25,24 @@ using Clock = std::chrono::steady_clock;
 
 class File : public Source {
  public:
-  explicit File(int fd, bool drop) : fd_(fd), drop_(drop) {}
+  explicit File(int fd) : fd_(fd) {}
   ~File() override { close(fd_); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
   ssize_t read(void* buffer, size_t length, uint64_t offset) override {
-    const ssize_t got = pread(fd_, buffer, length, static_cast<off_t>(offset));
-    // Buffered: the expert cache holds the record now, so the page cache need not hold it too.
-    if (drop_ && got > 0) (void)posix_fadvise(fd_, static_cast<off_t>(offset), got, POSIX_FADV_DONTNEED);
-    return got;
+    return pread(fd_, buffer, length, static_cast<off_t>(offset));
   }
   int fd() const { return fd_; }
 
  private:
   const int fd_;
-  const bool drop_;
 };
 
-Result<std::unique_ptr<File>> open_file(const std::string& path, int flags, bool drop) {
+Result<std::unique_ptr<File>> open_file(const std::string& path, int flags) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
   if (fd < 0) return Status(Code::io, "cannot open " + path + ": " + std::strerror(errno));
-  return std::make_unique<File>(fd, drop);
+  return std::make_unique<File>(fd);
 }
 
 // The alignment direct reads need, as far as the kernel says; 0 = it does not say, and "not at all" is UINT32_MAX.
@@ -182,11 +178,11 @@ class PreadReader : public Reader {
 Result<std::unique_ptr<Reader>> open_pread_reader(const std::string& path, DirectMode mode, uint32_t workers,
                                                   std::string* notice) {
   if (workers == 0) return Status(Code::usage, "a reader needs at least one worker");
-  SMOE_ASSIGN(std::unique_ptr<File> buffered, open_file(path, 0, true));
+  SMOE_ASSIGN(std::unique_ptr<File> buffered, open_file(path, 0));
   std::unique_ptr<File> direct;
   std::string reason;
   if (mode != DirectMode::buffered) {
-    Result<std::unique_ptr<File>> opened = open_file(path, O_DIRECT, false);
+    Result<std::unique_ptr<File>> opened = open_file(path, O_DIRECT);
     if (opened.is_ok()) direct = std::move(opened).value();
     reason = direct ? why_not_direct(*direct, *buffered) : opened.status().message();
     if (!reason.empty()) direct.reset();
