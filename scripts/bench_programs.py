@@ -8,6 +8,7 @@ random weights the routing collapses onto a few experts. The peer is bench_llama
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from bench_machine import io_read_bytes, peak_rss_bytes
 from cgroup import MemoryCgroup
 
 from smoe_cli.engine.flags import EngineFlags
-from smoe_cli.engine.process import EngineProcess, engine_path
-from smoe_cli.engine.protocol import Done, Generate, Sampling
+from smoe_cli.engine.process import describe_exit, engine_path
+from smoe_cli.engine.protocol import Done, Generate, ReplyParser, Sampling
 
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 WORKER = Path(__file__).with_name("bench_llama_worker.py")
@@ -50,22 +51,24 @@ class Program(Protocol):
 
 @dataclass
 class Ours:
-    """`smoe-engine` on a vault."""
+    """`smoe-engine` on a vault. The client is one blocking read: no thread of ours competes with the engine's."""
 
     name: str
     vault: Path
     flags: EngineFlags
     engine: Path | None = None
     counters: list[dict[str, float]] = field(default_factory=list)  # the engine's own, one entry per request
-    _process: EngineProcess | None = None
+    _process: subprocess.Popen[bytes] | None = None
     _ids: list[int] = field(default_factory=list)
 
     def start(self, group: MemoryCgroup | None = None) -> None:
         argv = [str(self.engine or engine_path()), "--vault", str(self.vault), "--serve", *self.flags.argv()]
-        self._process = EngineProcess(group.command(argv) if group else argv)
+        self._process = subprocess.Popen(
+            group.command(argv) if group else argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
 
     def prefill(self, ids: list[int]) -> float:
-        self._running.reset()
+        self._ask("RESET\n")
         self._ids = list(ids)
         return self._request()
 
@@ -77,30 +80,43 @@ class Ours:
         return times
 
     def _request(self) -> float:
+        line = Generate(self._ids, max_tokens=1, sampling=GREEDY).line()
         start = time.perf_counter()
-        request = Generate(self._ids, max_tokens=1, sampling=GREEDY)
-        done = [m for m in self._running.generate(request) if isinstance(m, Done)]
+        reply = self._ask(line)
         ms = (time.perf_counter() - start) * 1e3
+        done = [m for m in ReplyParser().feed(reply) if isinstance(m, Done)]
         self.counters.append(done[0].counters)
         return ms
 
-    @property
-    def _running(self) -> EngineProcess:
-        assert self._process is not None
-        return self._process
+    def _ask(self, line: str) -> bytes:
+        """One line out, the whole reply in."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line.encode("ascii"))
+        reply = b""
+        while not reply.endswith(b"\n"):
+            piece = os.read(self._process.stdout.fileno(), 65536)
+            if not piece:
+                raise RuntimeError(f"{self.name}: {describe_exit(self._process.wait())}")
+            reply += piece
+        return reply
 
     def details(self) -> dict[str, Any]:
-        return self._running.info()
+        answer: dict[str, Any] = json.loads(self._ask("INFO\n"))
+        return answer
 
     def read_bytes(self) -> int:
-        return io_read_bytes(self._running.pid)
+        assert self._process is not None
+        return io_read_bytes(self._process.pid)
 
     def peak_rss_bytes(self) -> int:
-        return peak_rss_bytes(self._running.pid)
+        assert self._process is not None
+        return peak_rss_bytes(self._process.pid)
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.stop()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
             self._process = None
 
 
