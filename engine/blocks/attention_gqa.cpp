@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "quant/quant.h"
 
 namespace smoe {
 namespace {
@@ -53,8 +52,8 @@ struct TileState {
         sum(max + states) {}
 };
 
-void decode_tile(const KvLayer& kv, const uint8_t* src, size_t n, float* dst) {
-  decode_rows(Encoding::f16, src, n * kv.head_dim, dst);
+void decode_tile(const Compute& c, const KvLayer& kv, const uint8_t* src, size_t n, float* dst) {
+  c.kernels->f16_to_f32_row(reinterpret_cast<const uint16_t*>(src), n * kv.head_dim, dst);
 }
 
 // Folds keys [0, n) of a tile into one query's state.
@@ -93,8 +92,8 @@ void attend(const Compute& c, const Queries& s, size_t kv_head, size_t r0, size_
   for (uint64_t tile = oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
     const uint64_t lo = std::max(tile, oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
     if (share) {
-      decode_tile(s.kv, s.kv.key(kv_head, lo), hi - lo + 1, t.keys);
-      decode_tile(s.kv, s.kv.value(kv_head, lo), hi - lo + 1, t.values);
+      decode_tile(c, s.kv, s.kv.key(kv_head, lo), hi - lo + 1, t.keys);
+      decode_tile(c, s.kv, s.kv.value(kv_head, lo), hi - lo + 1, t.values);
     }
     for (size_t i = 0; i < n; ++i) {
       const uint64_t p = first + i, from = std::max(lo, oldest(p)), to = std::min(hi, p);

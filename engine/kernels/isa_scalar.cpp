@@ -201,10 +201,14 @@ void f32_to_f16_row(const float* x, size_t n, uint16_t* out) {
   for (size_t i = 0; i < n; ++i) out[i] = f32_to_f16(x[i]);
 }
 
+void f16_to_f32_row(const uint16_t* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = f16_to_f32(x[i]);
+}
+
 bool always() { return true; }
 
-constexpr Kernels kScalar = {"scalar",    0,        always,   quantize_act, matmul_q8, matmul_f32,    attn_scores,
-                             attn_values, rms_norm, silu_mul, exp_sum,      max_value, f32_to_f16_row};
+constexpr Kernels kScalar = {"scalar",    0,        always,   quantize_act, matmul_q8, matmul_f32,     attn_scores,
+                             attn_values, rms_norm, silu_mul, exp_sum,      max_value, f32_to_f16_row, f16_to_f32_row};
 const RegisterKernels registration(&kScalar);
 
 }  // namespace

@@ -60,6 +60,7 @@ struct Kernels {
   float (*exp_sum)(float* x, size_t n, float max);
   float (*max_value)(const float* x, size_t n);
   void (*f32_to_f16_row)(const float* x, size_t n, uint16_t* out);
+  void (*f16_to_f32_row)(const uint16_t* x, size_t n, float* out);
 };
 
 // Kernel files register themselves: static const RegisterKernels r(&table); placed after their target region closes.

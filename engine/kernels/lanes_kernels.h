@@ -75,6 +75,13 @@ void f32_to_f16_row(const float* x, size_t n, uint16_t* out) {
   }
 }
 
+void f16_to_f32_row(const uint16_t* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    const size_t count = n - i < kLanes ? n - i : kLanes;
+    store(out + i, widen_f16(load_16(x + i, count)), count);
+  }
+}
+
 // ---- rows of plain numbers
 // -------------------------------------------------------------------------------------------
 

@@ -516,3 +516,23 @@ TEST(kernels_f16_row_same_bits) {
     }
   }
 }
+
+TEST(kernels_f16_row_comes_back) {
+  std::vector<uint16_t> x(65536);  // every half there is
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(i);
+  for (const Kernels* k : all_kernels()) {
+    if (!k->supported()) continue;
+    for (const size_t n : {size_t{1}, size_t{37}, x.size()}) {
+      std::vector<float> out(n + 1, 7);
+      k->f16_to_f32_row(x.data(), n, out.data());
+      size_t different = 0;
+      for (size_t i = 0; i < n; ++i) {
+        const float expected = f16_to_f32(x[i]);
+        different +=
+            std::isnan(expected) ? !std::isnan(out[i]) : out[i] != expected || std::signbit(out[i]) != (i >> 15);
+      }
+      CHECK_EQ(different, 0u);
+      CHECK_EQ(out[n], 7.0f);
+    }
+  }
+}
