@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def random_ids(count: int, vocab: int = 1024, seed: int = 0) -> list[int]:
 @dataclass
 class Run:
     process: EngineProcess
+    notices: list[str] = field(default_factory=list)
 
     def generate(self, ids: Sequence[int], max_tokens: int, **more: Any) -> tuple[list[int], dict[str, float]]:
         """Greedy: (ids, counters)."""
@@ -39,13 +40,14 @@ class Run:
         return tokens, counters
 
     def said(self, text: str, wait_s: float = 0.5) -> list[str]:
-        """The lines of stderr with ``text`` in them; another thread reads them, so the first may take a moment."""
+        """The engine's warnings and notices so far with ``text`` in them; the first may take a moment to arrive."""
         give_up_at = time.monotonic() + wait_s
-        while not (found := [line for line in self.process.stderr_lines if text in line]):
-            if time.monotonic() > give_up_at:
-                return []
+        while True:
+            self.notices += self.process.take_notices()
+            found = [line for line in self.notices if text in line]
+            if found or time.monotonic() > give_up_at:
+                return found
             time.sleep(0.01)
-        return found
 
     def memory_bytes(self, name: str) -> int:
         """A figure of /proc/PID/status: VmHWM (the most that was resident), VmRSS, VmPTE."""
