@@ -105,10 +105,12 @@ def test_odd_parts_of_tokenizer_json(tmp_path: Path, value: Any) -> None:
     FakeCheckpoint(config_of("llama", vocab_size=128)).write(tmp_path)
     write_tokenizer(tmp_path)
     stated = json.loads((tmp_path / "tokenizer.json").read_text())
-    for change in (
+    changes: list[dict[str, Any]] = [
         {"added_tokens": value}, {"added_tokens": [value]}, {"model": value}, {"model": {"vocab": value}},
-        {"version": value}, {"model": {**stated["model"], "vocab": {"a": value}}}, {"added_tokens": [{"id": value, "content": value}]},
-    ):  # fmt: skip
+        {"version": value}, {"added_tokens": [{"id": value, "content": value}]},
+        {"model": {**stated["model"], "vocab": {"a": value}}},
+    ]  # fmt: skip
+    for change in changes:
         (tmp_path / "tokenizer.json").write_text(json.dumps({**stated, **change}))
         try_prepare(tmp_path)
 
