@@ -65,7 +65,9 @@ def command(
         str, typer.Option("--name", help="Id of the vault; SRC's name and the quantisation by default.")
     ] = "",
     quant: Annotated[str, typer.Option("--quant", help="q4 q6 q8 source, or one encoding for every matrix.")] = "q4",
-    role: Annotated[list[str] | None, typer.Option("--role", help="ROLE=ENCODING, may be repeated.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="ROLE=ENCODING, may be repeated: experts attention ffn ...")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Threads; every CPU by default.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and sizes only; nothing is written.")] = False,
     fresh: Annotated[

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
 import shutil
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,37 @@ class Job:
         return self.plan.trunk_bytes + self.plan.records_bytes
 
 
+class Count:
+    """A sum that several threads add to; ``tell`` hears each new value, one caller at a time."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.value = 0
+        self._tell = tell
+        self._lock = threading.Lock()
+
+    def add(self, more: int) -> None:
+        with self._lock:
+            self.value += more
+            self._tell(self.value)
+
+
+@contextmanager
+def file_errors() -> Iterator[None]:
+    """What the operating system refuses, as members of the error tree: a full disk is one of resources."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"{where}no room left on the disk", "free some space; the same command continues"
+            ) from error
+        raise SmoeError(
+            f"{where}{error.strerror or error}", "the same command continues when this is put right"
+        ) from error
+
+
+@file_errors()
 def prepare(options: Options, ui: Ui) -> Job:
     """Open, match, plan: everything that can be refused without writing is refused here."""
     checkpoint = open_checkpoint(options.source)
@@ -90,9 +125,17 @@ def _stem(options: Options) -> str:
     return stem
 
 
+@file_errors()
 def convert(job: Job, ui: Ui) -> dict[str, Any]:
     """Write the vault of a prepared job; the report. Interrupted at any moment, the same call continues."""
-    options, plan, checkpoint = job.options, job.plan, job.checkpoint
+    try:
+        return _convert(job, ui)
+    finally:
+        job.checkpoint.reader.close()
+
+
+def _convert(job: Job, ui: Ui) -> dict[str, Any]:
+    options, checkpoint = job.options, job.checkpoint
     start = time.monotonic()
     _require_target(job)
     fingerprint, stamp = checkpoint.fingerprint(), checkpoint.stamp()
@@ -104,34 +147,32 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
         ui.notice(f"{job.vault} is up to date")
         return report(job) | {"unchanged": True}
     _require_room(job)
-    write = VaultWrite(
-        plan, checkpoint.reader, options.out_dir, job.stem, _job_fingerprint(job, source), _jobs(options)
-    )
-    if write.resumed:
-        ui.notice(
-            f"continuing: {len(write.done_tensors)} tensors and {len(write.done_records)} experts are written already"
-        )
-    done, total = 0, write.todo_bytes()
-
-    def progress(more: int) -> None:
-        nonlocal done
-        done += more
-        ui.progress(done, total)
-
-    errors = write.run(progress)
-    tok.write_files(job.files, options.out_dir, job.stem)
-    crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in plan.tensors}
-    manifest = build_manifest(plan, job.stem, source, job.files, dict(write.writer.scout_info()), crcs, errors)
-    write.finish(manifest)
+    begun_as = _job_fingerprint(job, source)
+    with VaultWrite(job.plan, checkpoint.reader, options.out_dir, job.stem, begun_as, _jobs(options)) as write:
+        result = _write(job, write, source, ui)
     seconds = time.monotonic() - start
-    return report(job) | {
-        "unchanged": False,
-        "resumed": write.resumed,
+    rates = {
         "seconds": round(seconds, 3),
-        "source_bytes_s": round(done / seconds) if seconds else 0,
+        "source_bytes_s": round(result.pop("read_bytes") / seconds),
         "disk_read_bytes_s": _disk_read_bytes_s(checkpoint.files),
-        "worst_errors": [{"tensor": name, "error": error} for name, error in errors.worst()],
     }
+    return report(job) | {"unchanged": False} | result | rates
+
+
+def _write(job: Job, write: VaultWrite, source: dict[str, Any], ui: Ui) -> dict[str, Any]:
+    """Encode and write what is not there yet, and finish: from then on the vault exists."""
+    if write.resumed:
+        tensors, records = len(write.done_tensors), len(write.done_records)
+        ui.notice(f"continuing: {tensors} tensors and {records} experts are written already")
+    total = write.todo_bytes()
+    done = Count(lambda count: ui.progress(count, total))
+    errors = write.run(done.add)
+    tok.write_files(job.files, job.options.out_dir, job.stem)
+    crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in job.plan.tensors}
+    scout = dict(write.writer.scout_info())
+    write.finish(build_manifest(job.plan, job.stem, source, job.files, scout, crcs, errors))
+    worst = [{"tensor": name, "error": error} for name, error in errors.worst()]
+    return {"resumed": write.resumed, "read_bytes": done.value, "worst_errors": worst}
 
 
 def report(job: Job) -> dict[str, Any]:

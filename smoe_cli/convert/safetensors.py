@@ -108,7 +108,10 @@ class FileReader:
         view, done = memoryview(out.data), 0
         descriptor = self._descriptor(path)
         while done < nbytes:
-            count = os.preadv(descriptor, [view[done : done + (1 << 30)]], offset + done)
+            try:
+                count = os.preadv(descriptor, [view[done : done + (1 << 30)]], offset + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from error  # it does not know the file's name
             if count == 0:
                 raise _cut(path, offset + done, offset + nbytes)
             done += count

@@ -183,6 +183,13 @@ class VaultWrite:
         self.done_records = {(int(layer), int(expert)) for layer, expert in self.writer.done_records()}
         self.done_tensors = set(self.writer.done_tensors())
 
+    def __enter__(self) -> VaultWrite:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Lets go of the part files, which stay to be continued."""
+        self.writer.abort()
+
     @property
     def resumed(self) -> bool:
         return bool(self.done_records or self.done_tensors)

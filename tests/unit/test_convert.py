@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -325,6 +326,37 @@ def test_c16_a_target_that_takes_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SmoeError, match="cannot be written to"):
         make(source, tmp_path / "file" / "out")
+
+
+def test_c16_a_disk_that_fills_up_or_fails_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FakeCheckpoint(config_of("mixtral")).write(tmp_path / "src")
+
+    def fail(number: int) -> None:
+        def raised(*_: object) -> int:
+            raise OSError(number, os.strerror(number), "somewhere")
+
+        monkeypatch.setattr(write.Journal, "add", raised)
+
+    fail(errno.ENOSPC)
+    with pytest.raises(ResourceError, match="somewhere: no room left") as caught:
+        make(source, tmp_path / "out")
+    assert caught.value.exit_code == 3
+    fail(errno.EIO)
+    with pytest.raises(SmoeError, match="somewhere: Input/output error"):
+        make(source, tmp_path / "out")
+    monkeypatch.undo()
+    assert make(source, tmp_path / "out")["unchanged"] is False
+
+
+def test_a_source_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FakeCheckpoint(config_of("mixtral")).write(tmp_path / "src")
+
+    def raised(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", raised)
+    with pytest.raises(SmoeError, match=r"model\.safetensors: Input/output error"):
+        make(source, tmp_path / "out")
 
 
 def test_names_that_cannot_be_files(tmp_path: Path) -> None:
