@@ -408,6 +408,13 @@ TEST(protocol_mask_that_is_wrong_fails_its_request) {
   }
 }
 
+TEST(protocol_mask_nobody_waits_for_is_dropped) {
+  Served s(true);
+  s.wire.send("GEN 1 1\nMASK !!!!\n" + mask_line({7}));
+  CHECK(s.wire.wait_read());
+  CHECK_EQ(count(s.end(), " 2 gen=1 "), 1u);
+}
+
 TEST(protocol_masks_that_never_come) {
   Served s;
   s.wire.send("GEN 3 mask=1 1\n");

@@ -78,13 +78,13 @@ TEST(sampler_counts_what_was_generated_in_this_request) {
   r.sampling.presence_penalty = 0.3f;
   Sampler sampler(3);
   const std::vector<float> logits = {1.0f, 0.5f, 0.25f};
-  CHECK(sampler.begin(r, {}).is_ok());
-  CHECK_EQ(pick(sampler, logits), 0);  // then 0 stands at 0.3
-  CHECK_EQ(pick(sampler, logits), 1);  // then 1 stands at -0.2
-  CHECK_EQ(pick(sampler, logits), 0);  // then 0 stands at -0.1
-  CHECK_EQ(pick(sampler, logits), 2);
-  CHECK(sampler.begin(r, {}).is_ok());
-  CHECK_EQ(pick(sampler, logits), 0);  // forgotten
+  for (int request = 0; request < 2; ++request) {  // the second has forgotten the first
+    CHECK(sampler.begin(r, {}).is_ok());
+    CHECK_EQ(pick(sampler, logits), 0);  // then 0 stands at 0.3
+    CHECK_EQ(pick(sampler, logits), 1);  // then 1 stands at -0.2
+    CHECK_EQ(pick(sampler, logits), 0);  // then 0 stands at -0.1
+    CHECK_EQ(pick(sampler, logits), 2);
+  }
 }
 
 TEST(sampler_filters) {
@@ -97,6 +97,10 @@ TEST(sampler_filters) {
   r.sampling.top_p = 0.6f;
   p = probabilities(r, logits);
   CHECK(near(p[1], 2.0 / 3) && near(p[3], 1.0 / 3) && p[0] == 0 && p[2] == 0);
+  r.sampling.top_p = 0.499f;
+  CHECK(near(probabilities(r, logits)[1], 1));
+  r.sampling.top_p = 0.501f;
+  CHECK(near(probabilities(r, logits)[3], 1.0 / 3));
   r.sampling.top_p = 0;
   CHECK(near(probabilities(r, logits)[1], 1));
   r = plain(1);

@@ -20,6 +20,7 @@ import smoe_cli
 
 _core = pytest.importorskip("smoe_cli._core", reason="the engine module is not built")
 
+from tests.unit.tiny_vault import TinyVault  # noqa: E402
 from tests.unit.working_vault import WorkingVault  # noqa: E402
 
 ENGINE = Path(smoe_cli.__file__).parent / "smoe-engine"
@@ -223,6 +224,13 @@ def test_log_probabilities_are_those_of_the_logits(vault: Path) -> None:
     got = [float(word[3:]) for word in score.split() if word.startswith("lp=")]
     np.testing.assert_allclose(got, [want[i, token] for i, token in enumerate(PROMPT[1:])], atol=1e-4)
     assert score.endswith(" <<DONE>>\n")
+
+
+def test_a_model_of_nothing_but_nan_is_an_error_not_token_0(tmp_path: Path) -> None:
+    broken = TinyVault().make(tmp_path)  # random bytes where weights should be
+    out = serve(broken, gen(PROMPT) + "GEN 3 t=1 7\nINFO\n").splitlines()
+    assert [line.split()[-2:] for line in out[:2]] == [["<<ERR", "non_finite>>"]] * 2
+    assert ids_of(out[0]) == ids_of(out[1]) == [] and json.loads(out[2])
 
 
 def test_a_mask_before_each_step_constrains_the_reply(vault: Path) -> None:
