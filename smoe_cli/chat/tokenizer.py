@@ -132,6 +132,8 @@ class ControlTokens:
         longest_first = sorted(tokens.values(), key=lambda token: len(token.content), reverse=True)
         pattern = "|".join(_with_strips(token) for token in longest_first)
         self.pattern = re.compile(pattern or "(?!)")
+        self._beginnings = {content[:n] for content in tokens for n in range(1, len(content))}
+        self._longest = max(map(len, self._beginnings), default=0)
         self.bare = re.compile("|".join(re.escape(token.content) for token in longest_first) or "(?!)")
 
     def mark(self, text: str, marker: str) -> str:
@@ -140,11 +142,8 @@ class ControlTokens:
         while self.bare.search(marked):  # tokens may overlap: breaking one can leave another
             marked = self.bare.sub(lambda match: match[0][0] + marker + match[0][1:], marked)
         body = marked.rstrip()
-        if any(
-            content.startswith(body[-n:]) for content in self.ids for n in range(1, min(len(content), len(body) + 1))
-        ):
-            return body + marker + marked[len(body) :]
-        return marked
+        unfinished = any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body)) + 1))
+        return body + marker + marked[len(body) :] if unfinished else marked
 
     def encode_plain(self, text: str, follows_control: bool) -> list[int]:
         plain, renumber = self._plain

