@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -20,6 +22,16 @@ def engine() -> Path | None:
     """SMOE_ENGINE: another engine executable than the one built with this package."""
     path = os.environ.get("SMOE_ENGINE")
     return Path(path) if path else None
+
+
+def ledger() -> Path:
+    """The file in which this user's engines tell each other what memory they take: below XDG_RUNTIME_DIR, else in a
+    folder of the user's own among the temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "smoe" if runtime else Path(tempfile.gettempdir()) / f"smoe-{os.getuid()}"
+    with contextlib.suppress(OSError):  # the engine says what is wrong with it, and plans without
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / "engines"
 
 
 def state_dir() -> Path:

@@ -9,6 +9,7 @@
 #include "bindings/launch_flags.h"
 #include "core/options.h"
 #include "io/probe.h"
+#include "util/ledger.h"
 #include "util/memory_probe.h"
 #include "util/threads.h"
 #include "vault/vault.h"
@@ -34,7 +35,7 @@ py::dict plan(const std::string& path, const py::kwargs& options) {
   Launch launch = check(parse_launch({flags.begin(), flags.end()}));
   check(resolve_window(&launch));
   const VaultFile vault = check(open_vault(path, launch.engine.scout));
-  return plan_dict(vault.model, check(plan_here(vault.model, &launch.engine.plan)));
+  return plan_dict(vault.model, check(plan_here(vault.model, &launch.engine.plan, launch.engine.ledger)));
 }
 
 py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth, bool buffered) {
@@ -90,8 +91,13 @@ py::dict plan_dict(const ModelSpec& model, const Plan& p) {
 
 void bind_plan(py::module_& m) {
   m.def(
-      "machine_memory", [](const std::string& root) { return machine_dict(check(read_machine_memory(root))); },
-      py::arg("root") = "",
+      "machine_memory",
+      [](const std::string& root, const std::string& ledger) {
+        MachineMemory machine = check(read_machine_memory(root));
+        if (!ledger.empty()) machine.reserved_bytes = check(Ledger::open(ledger)).reserved_by_others();
+        return machine_dict(machine);
+      },
+      py::arg("root") = "", py::arg("ledger") = "",
       "What the machine and its control groups leave this process: *_bytes and what sets the limit. `root` is put "
       "before "
       "/proc and the cgroup mounts, for tests.");

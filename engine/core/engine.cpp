@@ -83,7 +83,7 @@ Status EngineImpl::set_up(const Log& log) {
   SMOE_ASSIGN(kernels_, choose_kernels(options_.isa));
   SMOE_ASSIGN(vault_, open_vault(options_.vault, options_.scout));
   PlanOptions& p = options_.plan;
-  SMOE_ASSIGN(plan_, plan_here(vault_.model, &p));
+  SMOE_ASSIGN(plan_, plan_here(vault_.model, &p, options_.ledger, true));
   if (p.experts_per_token != 0)
     for (LayerSpec& l : vault_.model.layers) l.ffn.top_k = std::min(l.ffn.top_k, p.experts_per_token);
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);

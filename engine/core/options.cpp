@@ -83,6 +83,8 @@ constexpr Flag kFlags[] = {
     {"--ring", "N", "expert slots instead of a budget; 0 = automatic",
      [](Text v, Launch* l) { return number(v, 0u, ~0u, &l->engine.plan.ring_slots); }},
     {"--ctx", "N|max", "window in tokens; default 4096", set_ctx},
+    {"--ledger", "FILE", "where engines tell each other what memory they take",
+     [](Text v, Launch* l) { return set_text(v, &l->engine.ledger); }},
     {"--sessions", "N", "conversations kept at once; default 1",
      [](Text v, Launch* l) { return number(v, 1u, 1024u, &l->engine.plan.sessions); }},
     {"--chunk", "N", "tokens computed together in prefill; 0 = automatic",

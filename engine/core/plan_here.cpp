@@ -1,13 +1,28 @@
+#include <optional>
+
 #include "smoe/plan.h"
+#include "util/ledger.h"
 #include "util/threads.h"
 
 namespace smoe {
 
-Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options) {
+Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options, const std::string& ledger, bool reserve) {
   if (options->threads == 0) options->threads = usable_threads();
   if (options->float_activations) options->kv = KvType::f32;
-  SMOE_ASSIGN(const MachineMemory machine, read_machine_memory());
-  return make_plan(model, machine, *options);
+  SMOE_ASSIGN(MachineMemory machine, read_machine_memory());
+  // Locked until the budget stands in it: of two engines that start at once, the second must see the first's.
+  std::optional<Ledger> book;
+  Status trouble;
+  if (!ledger.empty()) {
+    Result<Ledger> opened = Ledger::open(ledger);
+    trouble = opened.status();
+    if (opened.is_ok()) book.emplace(std::move(opened).value());
+  }
+  if (book) machine.reserved_bytes = book->reserved_by_others();
+  SMOE_ASSIGN(Plan plan, make_plan(model, machine, *options));
+  if (book && reserve) trouble = book->reserve(plan.budget_bytes);
+  if (!trouble.is_ok()) plan.warnings.push_back("other running engines are not counted: " + trouble.message());
+  return plan;
 }
 
 }  // namespace smoe

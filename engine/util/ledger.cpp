@@ -41,7 +41,7 @@ bool alive(pid_t pid, uint64_t since) {
 }  // namespace
 
 Result<Ledger> Ledger::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return refused("open", path);
   Ledger ledger(fd, path);
   while (flock(fd, LOCK_EX) != 0) {

@@ -35,7 +35,8 @@ TABLE: list[tuple[str, list[tuple[str, str, str]]]] = [
         "Machine",
         [
             ("physical RAM", "physical_ram_bytes", ""),
-            ("usable", "usable_ram_bytes", "{limited_by}"),
+            ("taken by other engines", "reserved_bytes", ""),
+            ("usable", "usable_ram_bytes", "{limited_by}, less what other engines take"),
             ("ceiling", "ceiling_bytes", "3/4 of usable"),
         ],
     ),
@@ -74,10 +75,13 @@ def _one(model: str, vault_dir: Path | None, json_output: bool, engine: EngineFl
 
 
 def _all(vault_dir: Path | None, json_output: bool, engine: EngineFlags) -> None:
-    from smoe_cli import _core, console, registry
-    from smoe_cli.errors import SmoeError
+    from smoe_cli import _core, console, registry, settings
+    from smoe_cli.errors import SmoeError, from_core
 
-    machine = _core.machine_memory()
+    try:
+        machine = _core.machine_memory(ledger=str(settings.ledger()))
+    except _core.CoreError as error:
+        raise from_core(error) from None
     models: list[dict[str, Any]] = []
     for vault in registry.find(vault_dir):
         try:
@@ -94,11 +98,11 @@ def _all(vault_dir: Path | None, json_output: bool, engine: EngineFlags) -> None
 def plan_vault(path: Path, engine: EngineFlags) -> dict[str, Any]:
     """The plan of an engine started now with these flags (keys: see the JSON list of the command line's
     description), with the speeds of disk and memory. Raises ResourceError below the floor."""
-    from smoe_cli import _core
+    from smoe_cli import _core, settings
     from smoe_cli.errors import from_core
 
     try:
-        plan: dict[str, Any] = _core.plan(str(path), **engine.options())
+        plan: dict[str, Any] = _core.plan(str(path), ledger=str(settings.ledger()), **engine.options())
         record = plan["record_bytes"] or min(DENSE_PROBE_BYTES, path.stat().st_size)
         disk = _core.probe_disk(str(path), record, PROBE_S, buffered=engine.direct is False)
         memory = _core.probe_memory(threads=engine.threads or 0, seconds=PROBE_S)
@@ -120,11 +124,11 @@ def describe(plan: dict[str, Any]) -> list[str]:
     for heading, rows in TABLE:
         lines += ["", heading]
         for label, key, note in rows:
-            lines.append(f"  {label:<22}{sizes.show(plan[key]):>10}  {note.format_map(words)}".rstrip())
+            lines.append(f"  {label:<24}{sizes.show(plan[key]):>10}  {note.format_map(words)}".rstrip())
     reads = "direct reads" if plan["direct_io"] else "reads through the page cache"
     lines += ["", "Measured"]
-    lines.append(f"  {'disk':<22}{_speed(plan['disk_read_bytes_s']):>10}  {reads} of whole records")
-    lines.append(f"  {'memory':<22}{_speed(plan['memory_read_bytes_s']):>10}  read by all threads")
+    lines.append(f"  {'disk':<24}{_speed(plan['disk_read_bytes_s']):>10}  {reads} of whole records")
+    lines.append(f"  {'memory':<24}{_speed(plan['memory_read_bytes_s']):>10}  read by all threads")
     return lines
 
 

@@ -25,10 +25,13 @@ class EngineSpec:
     vault: Path
     flags: EngineFlags = field(default_factory=EngineFlags)
     exempt_ids: Sequence[int] = ()
+    ledger: Path | None = None  # where engines tell each other what memory they take
 
     def argv(self) -> list[str]:
         exempt = ["--exempt", ",".join(map(str, self.exempt_ids))] if self.exempt_ids else []
-        return [str(engine_path()), "--vault", str(self.vault), "--serve", "--raw-ids", *self.flags.argv(), *exempt]
+        ledger = ["--ledger", str(self.ledger)] if self.ledger else []
+        own = ["--vault", str(self.vault), "--serve", "--raw-ids"]
+        return [str(engine_path()), *own, *self.flags.argv(), *exempt, *ledger]
 
 
 @dataclass(frozen=True)

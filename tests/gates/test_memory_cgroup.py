@@ -66,6 +66,23 @@ def test_several_requests_and_threads(group: MemoryCgroup, streamed: Path) -> No
     assert group.oom_kills() == 0
 
 
+def test_a_second_engine_plans_with_what_is_left(group: MemoryCgroup, streamed: Path, tmp_path: Path) -> None:
+    """R18: engines tell each other through the ledger; what a dead one has written no longer counts."""
+    group.set_limit(600 << 20)
+
+    def inside(argv: list[str]) -> list[str]:
+        return group.command([*argv, "--ledger", str(tmp_path / "engines")])
+
+    with running(streamed, inside, ctx=512) as first:
+        taken = first.process.info()["budget_bytes"]
+        with running(streamed, inside, ctx=512) as second:
+            assert second.process.info()["budget_bytes"] <= ((600 << 20) - taken) * 3 // 4
+            assert second.generate(random_ids(50), 5)[0] == first.generate(random_ids(50), 5)[0]
+        first.process.kill()
+    with running(streamed, inside, ctx=512) as third:
+        assert third.process.info()["budget_bytes"] == taken
+
+
 def test_the_group_is_the_machine(group: MemoryCgroup, streamed: Path) -> None:
     """R1, R2, R6: without --budget the engine plans for the group, not for the host, whatever page cache is in it."""
     group.set_limit(160 << 20)

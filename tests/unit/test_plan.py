@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short probes, no model chosen outside, and a ledger without the engines that happen to run."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(plan_module, "PROBE_S", 0.02)
     monkeypatch.delenv("SMOE_MODEL", raising=False)
 
@@ -124,7 +127,7 @@ def test_text_is_plain_when_redirected(folder: Path) -> None:
     assert "\x1b" not in run.stdout
     plan = make(folder)
     for label, key in (("floor", "floor_bytes"), ("budget", "budget_bytes"), ("all experts", "all_experts_bytes")):
-        assert f"  {label:<22}{sizes.show(plan[key]):>10}" in run.stdout
+        assert f"  {label:<24}{sizes.show(plan[key]):>10}" in run.stdout
     assert plan["budget_reason"] in run.stdout
     assert "reads of whole records" in run.stdout or "page cache" in run.stdout
 
@@ -144,6 +147,24 @@ def test_without_a_model_the_machine_and_every_vault(folder: Path, tmp_path: Pat
     assert "cannot run here" in text and "8 of 8" in text
     empty = smoe("plan", "--vault-dir", tmp_path / "nothing")
     assert empty.returncode == 0 and "no vaults" in empty.stdout
+
+
+def test_what_other_engines_take_is_not_there(folder: Path, tmp_path: Path) -> None:
+    """R18: this test's process stands for a running engine, the command for the one that plans."""
+    since = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    (tmp_path / "smoe").mkdir()
+    (tmp_path / "smoe" / "engines").write_text(f"{os.getpid()} {since} {1 << 30}\n")
+    plan = json.loads(smoe("plan", folder / "tiny.smoe", "--json").stdout)
+    assert plan["reserved_bytes"] == 1 << 30
+    assert plan["usable_ram_bytes"] == _core.machine_memory()["usable_ram_bytes"] - (1 << 30)
+    assert json.loads(smoe("plan", "--vault-dir", folder, "--json").stdout)["machine"]["reserved_bytes"] == 1 << 30
+
+
+def test_a_ledger_that_cannot_be_used_is_a_warning(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "smoe").write_text("no folder")
+    run = smoe("plan", folder / "tiny.smoe", "--json")
+    assert run.returncode == 0
+    assert "other running engines are not counted" in run.stderr
 
 
 def test_flags_the_engine_does_not_have_are_usage_errors(folder: Path) -> None:

@@ -55,6 +55,10 @@ Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, con
 
 // The plan of an engine that starts here and now: make_plan on this machine, after `options` has been filled in where
 // it leaves the choice to the engine (threads 0: all that may be used; float activations keep float32 keys and values).
-Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options);
+// `ledger` is the file in which engines tell each other what they take ("" = none): what the others have is not there
+// for this one, and with `reserve` the budget is written into it, until this process ends. A ledger that cannot be used
+// is a warning of the plan.
+Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options, const std::string& ledger = "",
+                       bool reserve = false);
 
 }  // namespace smoe
