@@ -63,11 +63,6 @@ inline void scale_and_add(const Ints<T>& dot, F d, const Act* const* act, size_t
 }
 
 template <int T>
-inline void fill(Ints<T>& x, const int32_t (&value)[T]) {
-#pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) x[0][t] = x[1][t] = _mm256_set1_epi32(value[t]);
-}
-template <int T>
 inline void clear(Ints<T>& x) {
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) x[0][t] = x[1][t] = _mm256_setzero_si256();
@@ -91,7 +86,7 @@ struct Q8_0 {
       if (T == 1) prefetch(w, kBlock);
       Ints<T> dot;
       clear<T>(dot);
-#pragma GCC unroll 8
+#pragma GCC unroll 1  // see sum_nibbles
       for (size_t g = 0; g < 8; ++g) group<T>(w + 32 + 64 * g, act, b, 4 * g, dot);
       scale_and_add<T>(dot, scales_at(w), act, b, acc);
     }
@@ -118,18 +113,24 @@ struct Q8_0 {
 template <int T, class Act>
 inline void sum_nibbles(const uint8_t* w, const Act* const* act, size_t b, size_t k, Ints<T>& sum) {
   const __m256i mask = _mm256_set1_epi8(15);
-#pragma GCC unroll 4
+  clear<T>(sum);
+  // Kept a loop: unrolled, GCC puts off the additions to the end and every product goes through the stack.
+#pragma GCC unroll 1
   for (size_t g = 0; g < 4; ++g) {
+    __m256i low[2], high[2];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const __m256i both = weights(w + 64 * g + 32 * static_cast<size_t>(h));
-      const __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+      low[h] = _mm256_and_si256(both, mask);
+      high[h] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    }
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) {
-        const __m256i first = _mm256_maddubs_epi16(low, broadcast4(act[t][b].q + k + 4 * g));
-        const __m256i second = _mm256_maddubs_epi16(high, broadcast4(act[t][b].q + k + 16 + 4 * g));
-        const __m256i pair = _mm256_add_epi16(first, second);
-        sum[h][t] = g == 0 ? pair : _mm256_add_epi16(sum[h][t], pair);
+    for (int t = 0; t < T; ++t) {
+      const __m256i a = broadcast4(act[t][b].q + k + 4 * g), c = broadcast4(act[t][b].q + k + 16 + 4 * g);
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const __m256i pair = _mm256_add_epi16(_mm256_maddubs_epi16(low[h], a), _mm256_maddubs_epi16(high[h], c));
+        sum[h][t] = _mm256_add_epi16(sum[h][t], pair);
       }
     }
   }
@@ -155,16 +156,18 @@ struct Q4_0 {
     act_pointers(job, act);
     Floats<T> acc;
     for (int t = 0; t < T; ++t) acc[t] = set(0.0f);
-    const __m256i ones[2] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+    const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
       if (T == 1) prefetch(w, kBlock);
-      Ints<T> dot, sum;
-      int32_t start[T];
-      for (int t = 0; t < T; ++t) start[t] = act[t][b].start8;
-      fill<T>(dot, start);
-      sum_nibbles<T>(w + 32, act, b, 0, sum);
-      add_scaled<T>(sum, ones, dot);
+      Ints<T> dot;
+      sum_nibbles<T>(w + 32, act, b, 0, dot);
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const __m256i start = _mm256_set1_epi32(act[t][b].start8);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) dot[h][t] = _mm256_add_epi32(start, _mm256_madd_epi16(dot[h][t], ones));
+      }
       scale_and_add<T>(dot, scales_at(w), act, b, acc);
     }
     put<T>(acc, job.out);

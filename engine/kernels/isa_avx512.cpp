@@ -101,6 +101,15 @@ inline void clear(__m512 (&acc)[P][T]) {
 }
 
 template <int P, int T>
+inline void clear(__m512i (&x)[P][T]) {
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) x[p][t] = _mm512_setzero_si512();
+  }
+}
+
+template <int P, int T>
 inline void put(const __m512 (&acc)[P][T], float* out) {
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
@@ -220,23 +229,23 @@ struct Q4_K {
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
       __m512i scale[P][4], min[P][4], total[P][T];
-      for (int p = 0; p < P; ++p) {
-        pairs_q4_k(w + static_cast<size_t>(p) * job.panel, scale[p], min[p]);
-        for (int t = 0; t < T; ++t) total[p][t] = _mm512_setzero_si512();
-      }
-#pragma GCC unroll 8
-      for (size_t s = 0; s < 8; ++s) {
-        if (T == 1) prefetch(w + 256 * s, s == 7 ? 512 : 256);
-        __m512i part[P][T], one[P];
+      for (int p = 0; p < P; ++p) pairs_q4_k(w + static_cast<size_t>(p) * job.panel, scale[p], min[p]);
+      clear(total);
+#pragma GCC unroll 1  // unrolled, GCC puts off the additions to `total` and spills what they wait for
+      for (size_t i = 0; i < 4; ++i) {
+        if (T == 1) prefetch(w + 512 * i, i == 3 ? 768 : 512);
+        __m512i even[P], odd[P], part[P][T];
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
-          one[p] = s % 2 == 0 ? _mm512_and_si512(scale[p][s / 2], _mm512_set1_epi32(63))
-                              : _mm512_srli_epi32(scale[p][s / 2], 16);
-#pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) part[p][t] = _mm512_setzero_si512();
+          even[p] = _mm512_and_si512(scale[p][i], _mm512_set1_epi32(63));
+          odd[p] = _mm512_srli_epi32(scale[p][i], 16);
         }
-        dot_nibbles<P, T>(w + 256 * (s + 1), job.panel, act, b, 32 * s, part);
-        add_scaled(part, one, total);
+        clear(part);
+        dot_nibbles<P, T>(w + 256 * (2 * i + 1), job.panel, act, b, 64 * i, part);
+        add_scaled(part, even, total);
+        clear(part);
+        dot_nibbles<P, T>(w + 256 * (2 * i + 2), job.panel, act, b, 64 * i + 32, part);
+        add_scaled(part, odd, total);
       }
       fold(w, job.panel, act, b, total, min, acc);
     }
@@ -276,9 +285,7 @@ struct Q6_K {
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
       __m512i total[P][T];
-      for (int p = 0; p < P; ++p) {
-        for (int t = 0; t < T; ++t) total[p][t] = _mm512_setzero_si512();
-      }
+      clear(total);
       if (T == 1) prefetch(w, 288);
       for (size_t s = 0; s < 16; ++s) {
         if (T == 1) prefetch(w + 288 + 192 * s, 192);

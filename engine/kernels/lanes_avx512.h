@@ -8,6 +8,9 @@ struct I {
   __m512i v;
 };
 
+// Accumulators that fit the registers: rows times vectors of a tile, and rows (or keys) times one vector.
+constexpr int kDotRows = 4, kDotVectors = 4, kDotStreams = 8;
+
 inline __mmask16 first(size_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
 inline F set(float x) { return {_mm512_set1_ps(x)}; }

@@ -82,8 +82,7 @@ void f16_to_f32_row(const uint16_t* x, size_t n, float* out) {
   }
 }
 
-// ---- rows of plain numbers
-// -------------------------------------------------------------------------------------------
+// ---- rows of plain numbers ----
 
 struct LoadF32 {
   using Element = float;
@@ -134,17 +133,15 @@ void dot_tile(const typename Load::Element* w, size_t w_stride, const float* con
   }
 }
 
-// ---- attention
-// -------------------------------------------------------------------------------------------------------
+// ---- attention ----
 
 template <class Load>
 void scores_of(const float* q, const typename Load::Element* k, size_t n, size_t dim, float scale, float* scores) {
-  constexpr size_t kKeys = 8;
   size_t i = 0;
-  float out[kKeys];
-  for (; i + kKeys <= n; i += kKeys) {
-    dot_tile<Load, kKeys, 1>(k + i * dim, dim, &q, dim, out);
-    for (size_t j = 0; j < kKeys; ++j) scores[i + j] = scale * out[j];
+  float out[kDotStreams];
+  for (; i + kDotStreams <= n; i += kDotStreams) {
+    dot_tile<Load, kDotStreams, 1>(k + i * dim, dim, &q, dim, out);
+    for (size_t j = 0; j < kDotStreams; ++j) scores[i + j] = scale * out[j];
   }
   for (; i < n; ++i) {
     dot_tile<Load, 1, 1>(k + i * dim, dim, &q, dim, out);
@@ -189,8 +186,7 @@ void attn_values(const float* p, const void* v, bool kv_f32, size_t n, size_t di
   values_of<LoadF16>(p, static_cast<const uint16_t*>(v), n, dim, acc);
 }
 
-// ---- activations
-// -----------------------------------------------------------------------------------------------------
+// ---- activations ----
 
 // The largest magnitude of n values (a multiple of 16) as the bits of a float: NaN and infinity sort above all else.
 inline uint32_t largest_bits(const float* x, size_t n) {

@@ -11,37 +11,43 @@ struct FloatCall {
   const float* row(size_t t) const { return x + (x_index ? x_index[t] : t) * x_stride; }
 };
 
+// R rows from `row` times T tokens from t0
 template <class Load, int R, int T>
-size_t plain_rows(const Matrix& w, const FloatCall& call, size_t t0, size_t row) {
+void plain_tile(const Matrix& w, const FloatCall& call, size_t row, size_t t0) {
   const auto* data = reinterpret_cast<const typename Load::Element*>(w.data);
   const float* x[T];
   float out[R * T];
   for (size_t t = 0; t < T; ++t) x[t] = call.row(t0 + t);
-  for (; row + R <= call.row1; row += R) {
-    dot_tile<Load, R, T>(data + row * w.cols, w.cols, x, w.cols, out);
-    for (size_t r = 0; r < R; ++r) {
-      for (size_t t = 0; t < T; ++t) call.y[(t0 + t) * call.y_stride + row + r] = out[r * T + t];
-    }
+  dot_tile<Load, R, T>(data + row * w.cols, w.cols, x, w.cols, out);
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t t = 0; t < T; ++t) call.y[(t0 + t) * call.y_stride + row + r] = out[r * T + t];
   }
-  return row;
+}
+
+template <class Load, int R>
+void plain_rows(const Matrix& w, const FloatCall& call, size_t row, size_t t0, size_t t1) {
+  size_t t = t0;
+  for (; t + kDotVectors <= t1; t += kDotVectors) plain_tile<Load, R, kDotVectors>(w, call, row, t);
+  for (; t < t1; ++t) plain_tile<Load, R, 1>(w, call, row, t);
 }
 
 template <class Load>
 void plain_matmul(const Matrix& w, const FloatCall& call) {
-  constexpr size_t kTokens = 4;
-  size_t t = 0;
-  for (; t + kTokens <= call.tokens; t += kTokens) {
-    const size_t row = plain_rows<Load, 4, kTokens>(w, call, t, call.row0);
-    plain_rows<Load, 1, kTokens>(w, call, t, row);
-  }
-  for (; t < call.tokens; ++t) {
-    const size_t row = plain_rows<Load, 8, 1>(w, call, t, call.row0);
-    plain_rows<Load, 1, 1>(w, call, t, row);
+  constexpr size_t kBlock = 64;  // tokens whose values stay in the second-level cache while the rows pass by
+  for (size_t t0 = 0; t0 < call.tokens; t0 += kBlock) {
+    const size_t t1 = call.tokens - t0 < kBlock ? call.tokens : t0 + kBlock;
+    size_t row = call.row0;
+    if (t1 - t0 < kDotVectors) {  // few tokens: more rows at once keep the adders busy
+      for (; row + kDotStreams <= call.row1; row += kDotStreams) {
+        for (size_t t = t0; t < t1; ++t) plain_tile<Load, kDotStreams, 1>(w, call, row, t);
+      }
+    }
+    for (; row + kDotRows <= call.row1; row += kDotRows) plain_rows<Load, kDotRows>(w, call, row, t0, t1);
+    for (; row < call.row1; ++row) plain_rows<Load, 1>(w, call, row, t0, t1);
   }
 }
 
-// ---- panels decoded to floats: the float mode
-// ------------------------------------------------------------------------
+// ---- panels decoded to floats: the float mode ----
 
 // out[k][lane]: the values of one panel block, the same bits as decode_rows gives.
 inline F scales_at(const uint8_t* p) { return widen_f16(load_16(reinterpret_cast<const uint16_t*>(p))); }

@@ -1,7 +1,7 @@
 // From tiles to matrices: cuts a call into tiles of P panels times T tokens and hands each to the encoding's tile
 // function. Shared by the ISAs; included inside the target region and the unnamed namespace of each, after it has
 // defined
-//   kTileTokens  tokens in a full tile (1, 2 or 4)
+//   kTileTokens  tokens in a full tile
 //   kTilePanels  panels in a full tile (1 or 2)
 // and per encoding a struct E with kBlock (bytes of a panel block) and a function template tile<P, T>(const Tile&)
 // (act.h).
@@ -33,15 +33,18 @@ void run_tile(const PanelCall& call, size_t row, size_t t0) {
   }
 }
 
+// The last tile, of fewer than kTileTokens.
+template <class E, int P, int T>
+void run_rest(const PanelCall& call, size_t row, size_t t0, size_t tokens) {
+  if (tokens == T) return run_tile<E, P, T>(call, row, t0);
+  if constexpr (T > 1) run_rest<E, P, T - 1>(call, row, t0, tokens);
+}
+
 template <class E, int P>
 void run_tokens(const PanelCall& call, size_t row, size_t t0, size_t t1) {
   size_t t = t0;
   for (; t + kTileTokens <= t1; t += kTileTokens) run_tile<E, P, kTileTokens>(call, row, t);
-  if constexpr (kTileTokens > 2) {
-    if (t1 - t == 3) run_tile<E, P, 3>(call, row, t);
-    if (t1 - t == 2) run_tile<E, P, 2>(call, row, t);
-  }
-  if (t1 - t == 1) run_tile<E, P, 1>(call, row, t);
+  if constexpr (kTileTokens > 1) run_rest<E, P, kTileTokens - 1>(call, row, t, t1 - t);
 }
 
 template <class E>
