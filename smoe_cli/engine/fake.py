@@ -7,8 +7,9 @@
      "start": {"exit": 3, "stderr": "error: ..."}, "notices": ["line for stderr"],
      "faults": [{"reply": 0, "after": 3, "kind": "signal", "signal": "SIGKILL", "times": 1, "stderr": "last words"}]}
 
-A fault's ``kind`` is signal, exit, hang, garbage, close or err (with ``name``); ``after`` counts tokens, -1 is in the
-prefill. What has been answered and which faults are spent is kept in ``FILE.state``, since a death ends this process.
+A fault's ``kind`` is signal, exit, hang, garbage, close, eat (memory, until something stops it) or err (with ``name``);
+``after`` counts tokens, -1 is in the prefill. What has been answered and which faults are spent is kept in
+``FILE.state``, since a death ends this process.
 """
 
 from __future__ import annotations
@@ -120,6 +121,10 @@ class FakeEngine:
             os.kill(os.getpid(), getattr(signal, fault.get("signal", "SIGKILL")))
         elif kind == "exit":
             os._exit(fault.get("code", 1))
+        elif kind == "eat":
+            meal = []
+            while True:
+                meal.append(b"x" * (1 << 20))
         elif kind == "hang":
             time.sleep(3600)
         elif kind == "garbage":

@@ -201,7 +201,7 @@ class EngineProcess:
         lines = list(self._stderr)
         at = next((index for index, line in enumerate(lines) if line.startswith("error: ")), None)
         if at is None:
-            return EngineError(f"the engine did not start: it {describe_exit(code)}", "; ".join(lines[-3:]))
+            return EngineError(f"the engine did not start: it {self._exit_in_words(code)}", "; ".join(lines[-3:]))
         hint = " ".join(line.strip() for line in lines[at + 1 :])
         return _START_ERRORS.get(code, EngineError)(lines[at].removeprefix("error: "), hint)
 
@@ -209,8 +209,11 @@ class EngineProcess:
         """How the process died: signal or exit code, likely cause, last words."""
         code = self._wait()
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
-        text = f"the engine {describe_exit(code, _oom_kills() > self._oom_kills)}"
+        text = f"the engine {self._exit_in_words(code)}"
         return f'{text}; its last words: "{last}"' if last else text
+
+    def _exit_in_words(self, code: int) -> str:
+        return describe_exit(code, _oom_kills() > self._oom_kills)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Close its stdin, which ends it; kill it if it does not. Reaps it either way."""

@@ -75,6 +75,11 @@ def test_a_conversation_with_a_cancelled_and_a_killed_turn(vaults: Path) -> None
     terminal.wait_for_prompt()
     assert engine_of(terminal).pid != pid
 
+    terminal.enter("/model")
+    terminal.wait_for("* demo  q8")
+    terminal.enter("/model nobody")
+    terminal.wait_for("there is no vault 'nobody'")
+    terminal.wait_for_prompt()
     terminal.enter("/reset")
     terminal.wait_for("forgotten")
     terminal.wait_for_prompt()

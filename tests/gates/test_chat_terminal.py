@@ -100,6 +100,23 @@ def test_ctrl_c_during_prefill(open_chat: Callable[..., Terminal], fake: FakeEng
     terminal.wait_for("saved 0 messages")
 
 
+def test_a_second_ctrl_c_leaves_an_engine_that_hangs(open_chat: Callable[..., Terminal], fake: FakeEngineFiles) -> None:
+    fake.write([ids("one two")], faults=[{"reply": 0, "after": 2, "kind": "hang"}])
+    terminal = open_chat()
+    terminal.enter("hello")
+    terminal.wait_for_tokens(2)
+    pid = engine_pids(fake.folder)
+    terminal.ctrl_c()
+    terminal.read(1)
+    assert "stopped" not in terminal.text
+    terminal.ctrl_c()
+    terminal.wait_for("stopped")
+    terminal.wait_for_prompt()
+    terminal.enter("again")
+    terminal.wait_for("one two")
+    assert engine_pids(fake.folder) != pid
+
+
 def test_one_ctrl_c_at_the_prompt_does_not_count_with_a_later_one(open_chat: Callable[..., Terminal]) -> None:
     terminal = open_chat()
     terminal.ctrl_c()
