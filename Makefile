@@ -8,7 +8,7 @@ DEMO_VAULT := vault/demo.smoe
 DEMO_QUESTION := What is the capital of Italy?
 SOURCES := CMakeLists.txt $(shell find engine tests/engine scripts -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup build demo test check check-full bench format clean
+.PHONY: help setup build demo test check check-full bench bench-kernels format clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -73,6 +73,9 @@ checkpoints/bench.gguf: | vault/bench.smoe
 bench: checkpoints/bench.gguf $(PEER_VENV)/bin/python  ## measure against llama.cpp (18 GB of disk, a quarter of an hour)
 	$(BIN)/python scripts/bench_vs_llama.py --vault vault/bench.smoe --gguf checkpoints/bench.gguf \
 	  --peer-python $(PEER_VENV)/bin/python --out $(BENCH_OUT)
+
+bench-kernels: setup  ## GB/s and GOP/s of the matrix kernels, one thread
+	build/bench_kernels
 
 format:  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

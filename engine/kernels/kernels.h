@@ -1,8 +1,8 @@
 // The vocabulary every ISA implements. A Kernels table is chosen once at start-up; blocks call through it.
 //
-// Batch invariance is part of the contract: the value computed for (token, row) does not depend on how many tokens or rows
-// are in the call. Every reduction over columns runs in one fixed order per ISA. The integer kernels (matmul_q8) add per
-// block with fmaf in block order, lane = row, so that all ISAs give the *same bits* as scalar.
+// Batch invariance is part of the contract: the value computed for (token, row) does not depend on how many tokens or
+// rows are in the call. Every reduction over columns runs in one fixed order per ISA. The integer kernels (matmul_q8)
+// add per block with fmaf in block order, lane = row, so that all ISAs give the *same bits* as scalar.
 #pragma once
 
 #include <cstddef>
@@ -24,28 +24,28 @@ struct Matrix {
 };
 
 // int8 activations of one token: blocks of `group` values (32 for Q8_0 and Q4_0, 256 for the K encodings), each with a
-// float scale d = amax / 127, values round-to-nearest-even(x / d) in -127..127, and the sum of each 16 (K) or 32 values.
-// The byte arrangement is private to engine/kernels; callers only need its size.
+// float scale d = amax / 127, values round-to-nearest-even(x / d) in -127..127, and the sum of each 16 (K) or 32
+// values. The byte arrangement is private to engine/kernels; callers only need its size.
 enum class ActFormat : uint8_t { none, q8_32, q8_256 };
-ActFormat act_format(Encoding weights);                    // none for plain encodings
-size_t act_row_bytes(ActFormat format, size_t cols);       // multiple of 64
+ActFormat act_format(Encoding weights);               // none for plain encodings
+size_t act_row_bytes(ActFormat format, size_t cols);  // multiple of 64
 
 struct Kernels {
   const char* name;
-  int rank;            // the highest supported rank wins under "auto"
+  int rank;  // the highest supported rank wins under "auto"
   bool (*supported)();
 
   // x float32 [tokens, cols] (stride x_stride floats) -> out, act_row_bytes apart.
   void (*quantize_act)(ActFormat f, const float* x, size_t tokens, size_t cols, size_t x_stride, uint8_t* out);
 
-  // y[t * y_stride + r] = sum_k w[r, k] * x[t, k] for rows r in [row0, row1). For panel16 row0 is a multiple of 16 and row1 a
-  // multiple of 16 or w.rows. acts: int8 activations, act_row_bytes apart; act_index (may be null) picks the activation row
-  // for token t, so that an expert reads the shared quantised rows without a copy.
-  void (*matmul_q8)(const Matrix& w, const uint8_t* acts, const uint32_t* act_index, size_t tokens, size_t row0, size_t row1,
-                    float* y, size_t y_stride);
+  // y[t * y_stride + r] = sum_k w[r, k] * x[t, k] for rows r in [row0, row1). For panel16 row0 is a multiple of 16 and
+  // row1 a multiple of 16 or w.rows. acts: int8 activations, act_row_bytes apart; act_index (may be null) picks the
+  // activation row for token t, so that an expert reads the shared quantised rows without a copy.
+  void (*matmul_q8)(const Matrix& w, const uint8_t* acts, const uint32_t* act_index, size_t tokens, size_t row0,
+                    size_t row1, float* y, size_t y_stride);
   // The same with float32 activations; any encoding (quantised weights are decoded): plain matrices and the float mode.
-  void (*matmul_f32)(const Matrix& w, const float* x, size_t x_stride, const uint32_t* x_index, size_t tokens, size_t row0,
-                     size_t row1, float* y, size_t y_stride);
+  void (*matmul_f32)(const Matrix& w, const float* x, size_t x_stride, const uint32_t* x_index, size_t tokens,
+                     size_t row0, size_t row1, float* y, size_t y_stride);
 
   // Attention over one tile of n keys of one kv head, rows [n, dim] contiguous, f16 or f32 (kv_f32).
   // scores[i] = scale * q . k_i ;   acc[d] += sum_i p[i] * v_i[d], i ascending.

@@ -113,7 +113,12 @@ void dot_tile(const typename Load::Element* w, size_t w_stride, const float* con
   for (; k + kLanes <= n; k += kLanes) {
     F row[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) row[r] = Load::get(w + static_cast<size_t>(r) * w_stride + k);
+    for (int r = 0; r < R; ++r) {
+      const typename Load::Element* p = w + static_cast<size_t>(r) * w_stride + k;
+      row[r] = Load::get(p);
+      // One vector waits for memory: ask for the next tile's rows, whose pages the processor does not see coming.
+      if (T == 1 && R > 1) __builtin_prefetch(p + R * w_stride, 0, 2);
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       const F v = load(x[t] + k);
