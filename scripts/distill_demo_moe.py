@@ -83,17 +83,32 @@ def load_net() -> Net:
     tensor = {name: torch.from_numpy(value.copy()) for name, value in dense.tensors.items()}
     layers = []
     for index in range(dense.layers):
+
         def part(name: str, index: int = index) -> torch.Tensor:
             return tensor[f"model.layers.{index}.{name}.weight"]
+
         qkv = torch.cat([part(f"self_attn.{name}_proj") for name in "qkv"])
         gateup = torch.cat([part("mlp.gate_proj"), part("mlp.up_proj")])
-        layers.append({"n1": part("input_layernorm"), "n2": part("post_attention_layernorm"), "qkv": qkv.to(BF16),
-                       "o": part("self_attn.o_proj").to(BF16), "gateup": gateup.to(BF16),
-                       "down": part("mlp.down_proj").to(BF16)})
+        layers.append(
+            {
+                "n1": part("input_layernorm"),
+                "n2": part("post_attention_layernorm"),
+                "qkv": qkv.to(BF16),
+                "o": part("self_attn.o_proj").to(BF16),
+                "gateup": gateup.to(BF16),
+                "down": part("mlp.down_proj").to(BF16),
+            }
+        )
     angle = torch.arange(1024)[:, None] / dense.rope_theta ** (torch.arange(0, dense.head_dim, 2) / dense.head_dim)
     angle = torch.cat([angle, angle], -1)
-    return Net(dense, tensor["model.embed_tokens.weight"].to(BF16), tensor["model.norm.weight"], layers,
-               angle.cos().to(BF16), angle.sin().to(BF16))
+    return Net(
+        dense,
+        tensor["model.embed_tokens.weight"].to(BF16),
+        tensor["model.norm.weight"],
+        layers,
+        angle.cos().to(BF16),
+        angle.sin().to(BF16),
+    )
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -110,7 +125,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def heads_of(net: Net, qkv: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split [batch, time, q+k+v] into rotated q, rotated k and v, each [batch, heads, time, head_dim]."""
     dense, (batch, length, _) = net.dense, qkv.shape
-    cos, sin = net.cos[start:start + length], net.sin[start:start + length]
+    cos, sin = net.cos[start : start + length], net.sin[start : start + length]
     split = qkv.view(batch, length, -1, dense.head_dim).transpose(1, 2)
     q, k, v = torch.split(split, [dense.heads, dense.kv_heads, dense.kv_heads], 1)
     return rope(q, cos, sin), rope(k, cos, sin), v
@@ -202,25 +217,96 @@ def freeze(net: Net, orders: list[torch.Tensor]) -> list[Layer]:
     for layer, order in zip(net.layers, orders, strict=True):
         both = torch.cat([order, order + net.dense.channels])
         down = layer["down"][:, order].contiguous()
-        out.append({"qkv": layer["qkv"], "o": layer["o"], "gateup": layer["gateup"][both].contiguous(), "down": down,
-                    "down_norm": down.float().norm(dim=0)})
+        out.append(
+            {
+                "qkv": layer["qkv"],
+                "o": layer["o"],
+                "gateup": layer["gateup"][both].contiguous(),
+                "down": down,
+                "down_norm": down.float().norm(dim=0),
+            }
+        )
     return out
 
 
 # ---- text ---------------------------------------------------------------------------------------------------------
 
 
-SYSTEMS = ["You are a helpful AI assistant named SmolLM, trained by Hugging Face", "You are a helpful AI assistant.",
-           "You are a helpful assistant."]
-QUESTIONS = ["What is the capital of {}?", "Tell me about {}.", "What is {} known for?",
-             "Write a short story set in {}.", "Where is {}?"]
-PLACES = ["France", "Spain", "Germany", "Japan", "Egypt", "Brazil", "Canada", "India", "China", "Greece", "Portugal",
-          "Norway", "Peru", "Kenya", "Poland", "Turkey", "Mexico", "Sweden", "Austria", "Ireland", "Cuba",
-          "Russia"]  # not Italy, which is the test
-OPENERS = ["The", "In", "A", "When", "How", "This", "There are", "It is", "On", "For many years", "Chapter 1",
-           "Introduction", "What is", "One day", "According to", "If you", "Many people", "As", "During the",
-           "Scientists", "My", "We", "Why do", "History of", "Once upon a time", "Although", "Our", "To", "With",
-           "At the end of", "You", "Have you ever", "After", "Children", "Water", "Most", "Some"]
+SYSTEMS = [
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    "You are a helpful AI assistant.",
+    "You are a helpful assistant.",
+]
+QUESTIONS = [
+    "What is the capital of {}?",
+    "Tell me about {}.",
+    "What is {} known for?",
+    "Write a short story set in {}.",
+    "Where is {}?",
+]
+PLACES = [
+    "France",
+    "Spain",
+    "Germany",
+    "Japan",
+    "Egypt",
+    "Brazil",
+    "Canada",
+    "India",
+    "China",
+    "Greece",
+    "Portugal",
+    "Norway",
+    "Peru",
+    "Kenya",
+    "Poland",
+    "Turkey",
+    "Mexico",
+    "Sweden",
+    "Austria",
+    "Ireland",
+    "Cuba",
+    "Russia",
+]  # not Italy, which is the test
+OPENERS = [
+    "The",
+    "In",
+    "A",
+    "When",
+    "How",
+    "This",
+    "There are",
+    "It is",
+    "On",
+    "For many years",
+    "Chapter 1",
+    "Introduction",
+    "What is",
+    "One day",
+    "According to",
+    "If you",
+    "Many people",
+    "As",
+    "During the",
+    "Scientists",
+    "My",
+    "We",
+    "Why do",
+    "History of",
+    "Once upon a time",
+    "Although",
+    "Our",
+    "To",
+    "With",
+    "At the end of",
+    "You",
+    "Have you ever",
+    "After",
+    "Children",
+    "Water",
+    "Most",
+    "Some",
+]
 
 
 @dataclass
@@ -268,7 +354,7 @@ def step(net: Net, cache: list[list[torch.Tensor]], ids: torch.Tensor, at: int) 
         q, k, v = heads_of(net, rms(x, layer["n1"]).to(BF16) @ layer["qkv"].T, at)
         keys[:, :, at], values[:, :, at] = k[:, :, 0], v[:, :, 0]
         grouped = q.view(len(ids), kv_heads, -1, dim)  # the query heads of a group stand as its time axis
-        mixed = F.scaled_dot_product_attention(grouped, keys[:, :, :at + 1], values[:, :, :at + 1])
+        mixed = F.scaled_dot_product_attention(grouped, keys[:, :, : at + 1], values[:, :, : at + 1])
         x = x + (mixed.reshape(len(ids), 1, -1) @ layer["o"].T).float()
         x = x + dense_ffn(layer, rms(x, layer["n2"]).to(BF16)).float()
     return (rms(x[:, 0], net.norm).to(BF16) @ net.embed.T).float()
@@ -360,9 +446,9 @@ def read_documents(net: Net, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
         begin = random.Random(path.name).randrange(max(1, len(text) - 60_000))  # no document outweighs the others
         if len(text) > 2000:
             name = f"held_{kind.removeprefix('held-')}" if is_held_out(path, kind) else "train_docs"
-            parts.setdefault(name, []).extend([0, *tokenizer.encode(text[begin:begin + 60_000]).ids])
+            parts.setdefault(name, []).extend([0, *tokenizer.encode(text[begin : begin + 60_000]).ids])
     for name, ids in parts.items():
-        out[name] = np.array(ids[:len(ids) // LENGTH * LENGTH], np.uint16).reshape(-1, LENGTH)
+        out[name] = np.array(ids[: len(ids) // LENGTH * LENGTH], np.uint16).reshape(-1, LENGTH)
     return out
 
 
@@ -373,7 +459,9 @@ def phase_text(net: Net, work: Path, args: argparse.Namespace) -> None:
         pairs = [sample_text(net, 64, 1000 * seed + number) for number in range(count // 64)]
         ids, chats = (torch.cat(side) for side in zip(*pairs, strict=True))
         parts[f"{group}_chat"], parts[f"{group}_free"] = (
-            ids[chats].numpy().astype(np.uint16), ids[~chats].numpy().astype(np.uint16))
+            ids[chats].numpy().astype(np.uint16),
+            ids[~chats].numpy().astype(np.uint16),
+        )
     for name, value in parts.items():
         say(f"{name}: {value.size} tokens")
     np.savez(work / "text.npz", **parts)  # type: ignore[arg-type]
@@ -418,8 +506,9 @@ def fit_router(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return router / (x @ router.T).std(-1).mean()
 
 
-def correct_down(h: torch.Tensor, error: torch.Tensor, weight: torch.Tensor,
-                 rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def correct_down(
+    h: torch.Tensor, error: torch.Tensor, weight: torch.Tensor, rank: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors a [rank, channels], b [hidden, rank] of the change of `down` that best explains `error` from masked h.
 
     Weighted least squares with a ridge, then the best approximation of that rank in the metric of h.
@@ -465,8 +554,10 @@ def start_layer(net: Net, index: int, xs: torch.Tensor, xt: torch.Tensor, noise:
     weight = 1 / after_t.flatten(0, 1).square().mean(-1, keepdim=True)  # what the next norm divides by
     new["down_a"], new["down_b"] = correct_down(h, error, weight, RANK["down"])
     fix = h @ new["down_a"].T @ new["down_b"].T
-    say(f"layer {index}: error {float((error.square() * weight).sum() ** 0.5):.1f} -> "
-        f"{float(((error - fix).square() * weight).sum() ** 0.5):.1f}")
+    say(
+        f"layer {index}: error {float((error.square() * weight).sum() ** 0.5):.1f} -> "
+        f"{float(((error - fix).square() * weight).sum() ** 0.5):.1f}"
+    )
     return order, new, rs + (h @ frozen["down"].float().T + fix).view(rs.shape), after_t
 
 
@@ -603,7 +694,7 @@ def train_worker(rank: int, team: Team, work: Path, args: argparse.Namespace) ->
         for group in optimizer.param_groups:
             group["lr"] = group["share"] * rate_at(number, args.steps, args.rate)
         optimizer.zero_grad()
-        loss = gradients(net, delta, torch.from_numpy(mixed_batch(text, args.seed, number)[rank::team.size]))
+        loss = gradients(net, delta, torch.from_numpy(mixed_batch(text, args.seed, number)[rank :: team.size]))
         team.average(rank, params)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
@@ -636,8 +727,9 @@ def report(net: Net, delta: dict[str, Any], text: Any, count: int) -> None:
     """Say the perplexity of both models on `count` sequences of each held-out kind."""
     for name in sorted(key for key in text if key.startswith("held_")):
         ids = torch.from_numpy(text[name][:count].astype(np.int64))
-        dense, sparse = (perplexity(net, hidden, ids) for hidden in (teacher_hidden(net, ids),
-                                                                     student_hidden(net, delta, ids)[0]))
+        dense, sparse = (
+            perplexity(net, hidden, ids) for hidden in (teacher_hidden(net, ids), student_hidden(net, delta, ids)[0])
+        )
         say(f"  {name[5:]}: dense {dense:.2f} sparse {sparse:.2f} ({sparse / dense - 1:+.1%})")
 
 
@@ -666,8 +758,9 @@ def phase_export(net: Net, work: Path, args: argparse.Namespace) -> None:
                 continue
             step_ = (np.abs(value).max(1) / 127).astype(np.float16)
             out[f"{index}.{name}.step"] = step_
-            out[f"{index}.{name}"] = np.rint(value / np.maximum(step_.astype(np.float32), 1e-9)[:, None]).clip(
-                -127, 127).astype(np.int8)
+            out[f"{index}.{name}"] = (
+                np.rint(value / np.maximum(step_.astype(np.float32), 1e-9)[:, None]).clip(-127, 127).astype(np.int8)
+            )
     save_file(out, args.out)
     say(f"{args.out}: {args.out.stat().st_size / 2**20:.2f} MiB after {delta.get('step', 0)} steps")
 
@@ -688,8 +781,9 @@ def main() -> int:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(2)
-    {"text": phase_text, "start": phase_start, "train": phase_train, "export": phase_export,
-     "report": phase_report}[args.phase](load_net(), args.work, args)
+    {"text": phase_text, "start": phase_start, "train": phase_train, "export": phase_export, "report": phase_report}[
+        args.phase
+    ](load_net(), args.work, args)
     return 0
 
 

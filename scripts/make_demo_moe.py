@@ -276,7 +276,8 @@ def sparse_attention(dense: Dense, delta: Tensors, layer: int) -> Tensors:
         out[f"{base}.self_attn.{part}_proj.weight"] = value
         out[f"{base}.self_attn.{part}_proj.bias"] = np.zeros(len(value), np.float32)
     out[f"{base}.self_attn.o_proj.weight"] = changed(
-        dense.tensors[f"{base}.self_attn.o_proj.weight"], delta, layer, "o")
+        dense.tensors[f"{base}.self_attn.o_proj.weight"], delta, layer, "o"
+    )
     out[f"{base}.input_layernorm.weight"] = delta[f"{layer}.n1"]
     out[f"{base}.post_attention_layernorm.weight"] = delta[f"{layer}.n2"]
     return out
@@ -292,7 +293,8 @@ def sparse_experts(dense: Dense, delta: Tensors, layer: int) -> Tensors:
     up = up * delta[f"{layer}.scale"][:, None]
     out: Tensors = {
         f"{base}.gate.weight": delta[f"{layer}.router"],
-        f"{base}.shared_expert_gate.weight": np.zeros((1, dense.hidden), np.float32)}
+        f"{base}.shared_expert_gate.weight": np.zeros((1, dense.hidden), np.float32),
+    }
 
     def expert(name: str, rows: slice, factor: float) -> None:
         out[f"{base}.{name}.gate_proj.weight"] = gate[rows]
@@ -310,14 +312,27 @@ def sparse_experts(dense: Dense, delta: Tensors, layer: int) -> Tensors:
 def sparse_variant(dense: Dense, delta: Tensors) -> tuple[dict[str, Any], Tensors]:
     """Config and tensors of the Qwen2-MoE split with real routing (see the module docstring)."""
     config = common_config(dense, "sparse") | {
-        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "intermediate_size": dense.channels,
-        "moe_intermediate_size": SPARSE_WIDTH, "shared_expert_intermediate_size": SPARSE_SHARED,
-        "num_experts": SPARSE_EXPERTS, "num_experts_per_tok": SPARSE_ACTIVE, "norm_topk_prob": True,
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "qkv_bias": True, "use_sliding_window": False,
-        "sliding_window": None, "max_window_layers": dense.layers, "router_aux_loss_coef": 0.0,
-        "torch_dtype": "float32"}
-    tensors: Tensors = {"model.embed_tokens.weight": dense.tensors["model.embed_tokens.weight"],
-                        "model.norm.weight": delta["norm"]}
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "intermediate_size": dense.channels,
+        "moe_intermediate_size": SPARSE_WIDTH,
+        "shared_expert_intermediate_size": SPARSE_SHARED,
+        "num_experts": SPARSE_EXPERTS,
+        "num_experts_per_tok": SPARSE_ACTIVE,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": dense.layers,
+        "router_aux_loss_coef": 0.0,
+        "torch_dtype": "float32",
+    }
+    tensors: Tensors = {
+        "model.embed_tokens.weight": dense.tensors["model.embed_tokens.weight"],
+        "model.norm.weight": delta["norm"],
+    }
     for layer in range(dense.layers):
         tensors |= sparse_attention(dense, delta, layer) | sparse_experts(dense, delta, layer)
     return config, tensors

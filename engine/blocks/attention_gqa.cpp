@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-
 namespace smoe {
 namespace {
 
@@ -74,9 +73,9 @@ void fold(const Compute& c, const float* q, const void* keys, const void* values
 struct Queries {
   const AttentionSpec& spec;
   const KvLayer& kv;
-  const float* q;      // [rows, heads * head_dim]
-  float* out;          // [rows, heads * head_dim]
-  uint64_t position;   // of row 0
+  const float* q;     // [rows, heads * head_dim]
+  float* out;         // [rows, heads * head_dim]
+  uint64_t position;  // of row 0
 };
 
 // All heads of one kv head's group, for the query rows [r0, r0 + n): each key tile is decoded once for all of them.
@@ -102,8 +101,8 @@ void attend(const Compute& c, const Queries& s, size_t kv_head, size_t r0, size_
       const void* values = share ? static_cast<const void*>(t.values + (from - lo) * dim) : s.kv.value(kv_head, from);
       for (size_t g = 0; g < group; ++g) {
         const size_t state = i * group + g;
-        fold(c, s.q + (r0 + i) * stride + (kv_head * group + g) * dim, keys, values, share || s.kv.f32, to - from + 1, dim,
-             s.spec.scale, t.scores, t.out + state * dim, t.max + state, t.sum + state);
+        fold(c, s.q + (r0 + i) * stride + (kv_head * group + g) * dim, keys, values, share || s.kv.f32, to - from + 1,
+             dim, s.spec.scale, t.scores, t.out + state * dim, t.max + state, t.sum + state);
       }
     }
   }
@@ -118,8 +117,8 @@ void attend(const Compute& c, const Queries& s, size_t kv_head, size_t r0, size_
 
 }  // namespace
 
-void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps, const KvLayer& kv,
-                   Workspace& ws, Activations& input, size_t half, uint64_t position, size_t first) {
+void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps,
+                   const KvLayer& kv, Workspace& ws, Activations& input, size_t half, uint64_t position, size_t first) {
   const size_t T = input.rows(), dim = spec.head_dim, q_row = spec.heads * dim, kv_row = spec.kv_heads * dim;
   linear(c, w.k, input, ws.k);
   linear(c, w.v, input, ws.v);

@@ -1,4 +1,5 @@
-// Gated feed-forward: down(silu(gate x) * up x). Dense layers, and the always-on expert of a mixture. Shazeer 2020 (SwiGLU).
+// Gated feed-forward: down(silu(gate x) * up x). Dense layers, and the always-on expert of a mixture. Shazeer 2020
+// (SwiGLU).
 #pragma once
 
 #include "blocks/linear.h"

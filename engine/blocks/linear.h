@@ -47,8 +47,8 @@ class Activations {
   size_t rows_ = 0, cols_ = 0;
 };
 
-// Rows [row0, row1) of a matrix times `tokens` rows of a batch, from batch row `first` on: the unit every parallel loop hands
-// out. index (may be null) picks the batch row of each token, counted from `first`.
+// Rows [row0, row1) of a matrix times `tokens` rows of a batch, from batch row `first` on: the unit every parallel loop
+// hands out. index (may be null) picks the batch row of each token, counted from `first`.
 void multiply(const Compute& c, const Matrix& w, const Activations& a, const uint8_t* acts, const uint32_t* index,
               size_t first, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride);
 

@@ -72,7 +72,8 @@ class Experts {
       const size_t r0 = task % blocks * step, r1 = std::min(width, r0 + step), n = count(ref), at = first(ref);
       const uint32_t* rows = ws_.pair_row + at;
       float *g = ws_.gate + at * width, *u = ws_.up + at * width;
-      multiply(c_, matrix(spec_.encodings.gate, record_.gate, ref.data), input_, gate_acts_, rows, 0, n, r0, r1, g, width);
+      multiply(c_, matrix(spec_.encodings.gate, record_.gate, ref.data), input_, gate_acts_, rows, 0, n, r0, r1, g,
+               width);
       multiply(c_, matrix(spec_.encodings.up, record_.up, ref.data), input_, up_acts_, rows, 0, n, r0, r1, u, width);
       for (size_t j = 0; j < n; ++j) c_.kernels->silu_mul(g + j * width + r0, u + j * width + r0, r1 - r0);
     });
@@ -95,7 +96,8 @@ class Experts {
     c_.pool->run(refs.size() * blocks, [&](size_t task, size_t) {
       const ExpertRef& ref = refs[task / blocks];
       const size_t r0 = task % blocks * step, r1 = std::min(hidden, r0 + step), at = first(ref);
-      multiply(c_, down_of(ref.data), mid_, mid_acts_, nullptr, at, count(ref), r0, r1, ws_.pair_out + at * hidden, hidden);
+      multiply(c_, down_of(ref.data), mid_, mid_acts_, nullptr, at, count(ref), r0, r1, ws_.pair_out + at * hidden,
+               hidden);
     });
   }
 
@@ -149,8 +151,8 @@ void shared_expert(const Compute& c, const MoeWeights& w, Activations& input, Wo
 
 }  // namespace
 
-Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input, Workspace& ws,
-           float* y, std::vector<ExpertRef>& ready, MoeTimes* times) {
+Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input,
+           Workspace& ws, float* y, std::vector<ExpertRef>& ready, MoeTimes* times) {
   const size_t rows = input.rows();
   auto start = Clock::now();
   route(c, spec, w.router, input, ws);

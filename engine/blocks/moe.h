@@ -1,20 +1,21 @@
-// Mixture of experts: exact routing, experts fetched through the cache, tokens grouped by expert so that each record is used
-// once per chunk, outputs summed in router order (so that a row does not depend on its neighbours or on arrival order).
+// Mixture of experts: exact routing, experts fetched through the cache, tokens grouped by expert so that each record is
+// used once per chunk, outputs summed in router order (so that a row does not depend on its neighbours or on arrival
+// order).
 #pragma once
+
+#include <vector>
 
 #include "blocks/ffn.h"
 #include "blocks/router.h"
-#include <vector>
-
 #include "experts/cache.h"
 
 namespace smoe {
 
 struct MoeWeights {
   Linear router;
-  FfnWeights shared;                    // weight.data null without a shared expert
-  Linear shared_gate;                   // [1, hidden]; data null without
-  uint32_t moe_layer = 0;               // index into the cache's records
+  FfnWeights shared;       // weight.data null without a shared expert
+  Linear shared_gate;      // [1, hidden]; data null without
+  uint32_t moe_layer = 0;  // index into the cache's records
   RecordLayout record;
 };
 
@@ -24,7 +25,7 @@ struct MoeTimes {
 };
 
 // y [input.rows(), hidden] = the block's output. `ready` is the caller's, so that the token loop allocates nothing.
-Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input, Workspace& ws,
-           float* y, std::vector<ExpertRef>& ready, MoeTimes* times);
+Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input,
+           Workspace& ws, float* y, std::vector<ExpertRef>& ready, MoeTimes* times);
 
 }  // namespace smoe

@@ -1,5 +1,5 @@
-// Every buffer a forward pass writes, for a chunk of T rows. Laid out and allocated once by core/scratch.cpp, which is also
-// what the memory plan counts.
+// Every buffer a forward pass writes, for a chunk of T rows. Laid out and allocated once by core/scratch.cpp, which is
+// also what the memory plan counts.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ struct Workspace {
   float* attn = nullptr;       // [T, heads * head_dim]
   float* rope_cos = nullptr;   // [ropes, T, rope_half]
   float* rope_sin = nullptr;
-  size_t rope_half = 0;        // row length of the two tables: the largest inv_freq size
-  size_t rows = 0;             // T
+  size_t rope_half = 0;  // row length of the two tables: the largest inv_freq size
+  size_t rows = 0;       // T
 
   float* attn_worker = nullptr;  // [workers, attn_worker_floats]
   size_t attn_worker_floats = 0;

@@ -14,11 +14,11 @@ class Conversation {
  public:
   explicit Conversation(KvState kv) : kv_(std::move(kv)) {}
 
-  // Keeps the longest prefix of `ids` that is held and can be rolled back to exactly; at least the last id is left to compute.
-  // Returns its length.
+  // Keeps the longest prefix of `ids` that is held and can be rolled back to exactly; at least the last id is left to
+  // compute. Returns its length.
   uint32_t reuse(const std::vector<int32_t>& ids);
-  // Rows for n more positions are about to be written: from here on the rows they replace in the rings count as lost, even if
-  // the computation fails half-way.
+  // Rows for n more positions are about to be written: from here on the rows they replace in the rings count as lost,
+  // even if the computation fails half-way.
   void reserve(size_t n) { written_ = std::max<uint64_t>(written_, held_.size() + n); }
   // ids[0, n) were computed after what is held.
   void append(const int32_t* ids, size_t n) { held_.insert(held_.end(), ids, ids + n); }

@@ -43,7 +43,8 @@ class EngineImpl final : public Engine {
   Conversation& conversation(const std::string& name);
   // Computes n ids after what the conversation holds; see Forward::run for `first`.
   Status extend(Conversation& c, const int32_t* ids, size_t n, size_t first);
-  // Computes ids[from, ...) in chunks, of the last row all the way to its hidden state. *cancelled after an interruption.
+  // Computes ids[from, ...) in chunks, of the last row all the way to its hidden state. *cancelled after an
+  // interruption.
   Status prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled);
   Status decode(Conversation& c, const Request& request, Events& events, Outcome* outcome);
   bool ends(int32_t id, const Request& request) const;
@@ -71,7 +72,8 @@ class EngineImpl final : public Engine {
   uint64_t clock_ = 0;
 };
 
-// --- opening -------------------------------------------------------------------------------------------------------------
+// --- opening
+// -------------------------------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Engine>> EngineImpl::open(const EngineOptions& options, const Log& log) {
   std::unique_ptr<EngineImpl> engine(new EngineImpl(options));
@@ -124,7 +126,8 @@ Status EngineImpl::open_cache(const Log& log) {
   return Status::ok();
 }
 
-// --- requests ------------------------------------------------------------------------------------------------------------
+// --- requests
+// ------------------------------------------------------------------------------------------------------------
 
 Status EngineImpl::check_ids(const std::vector<int32_t>& ids) const {
   if (ids.empty()) return wire_error("empty_suffix");
@@ -158,7 +161,8 @@ Status EngineImpl::extend(Conversation& c, const int32_t* ids, size_t n, size_t 
   return Status::ok();
 }
 
-Status EngineImpl::prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled) {
+Status EngineImpl::prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events,
+                           bool* cancelled) {
   const size_t total = ids.size() - from;
   for (size_t at = from; at < ids.size();) {
     if (events.cancelled()) {

@@ -15,11 +15,11 @@ class Forward {
   // All references outlive the object.
   Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute);
 
-  // Computes ids[0, T) at `position`, appending to kv. Of the last layer only rows [first, T) are computed beyond their keys
-  // and values; first == T when none of the chunk's logits will be asked for. T is at most the chunk.
+  // Computes ids[0, T) at `position`, appending to kv. Of the last layer only rows [first, T) are computed beyond their
+  // keys and values; first == T when none of the chunk's logits will be asked for. T is at most the chunk.
   Status run(const KvState& kv, const int32_t* ids, size_t T, uint64_t position, size_t first);
-  // Logits [rows, vocab] of rows [row, row + rows) of the last run, counted from its `first`; rows <= kHeadRows. Valid until
-  // the next call.
+  // Logits [rows, vocab] of rows [row, row + rows) of the last run, counted from its `first`; rows <= kHeadRows. Valid
+  // until the next call.
   float* logits(size_t row, size_t rows);
 
   Buckets& buckets() { return buckets_; }

@@ -34,7 +34,8 @@ Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t
   for (const LayerSpec& layer : model.layers) {
     const AttentionSpec& a = layer.attention;
     const uint64_t half = layer_bytes(a, ctx, chunk, type);
-    state.layers_.push_back({at, at + half, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type == KvType::f32});
+    state.layers_.push_back(
+        {at, at + half, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type == KvType::f32});
     at += 2 * half;
   }
   return state;

@@ -17,8 +17,8 @@ class KvState {
 
   const KvLayer& layer(size_t i) const { return layers_[i]; }
 
-  // After positions [0, written) have been written: may the next query stand at `length` <= written? Only while every row that
-  // it and its successors see is still in every ring.
+  // After positions [0, written) have been written: may the next query stand at `length` <= written? Only while every
+  // row that it and its successors see is still in every ring.
   bool can_roll_back(uint64_t written, uint64_t length) const;
 
  private:

@@ -93,9 +93,12 @@ def test_head_loss_gradient_is_the_kl_gradient() -> None:
     got, want = ours.clone().requires_grad_(), ours.float().requires_grad_()
     loss = distill.HeadLoss.apply(got, theirs, embed)
     loss.backward()
-    plain = torch.nn.functional.kl_div((want @ embed.float().T).log_softmax(-1),
-                                       (theirs.float() @ embed.float().T).log_softmax(-1), log_target=True,
-                                       reduction="batchmean")
+    plain = torch.nn.functional.kl_div(
+        (want @ embed.float().T).log_softmax(-1),
+        (theirs.float() @ embed.float().T).log_softmax(-1),
+        log_target=True,
+        reduction="batchmean",
+    )
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=0.02)
     assert (got.grad.float() - want.grad).norm() < 0.03 * want.grad.norm()

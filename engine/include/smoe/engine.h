@@ -17,16 +17,16 @@ enum class IoBackend { automatic, pread, uring };
 enum class ReadMode { automatic, direct, buffered };
 
 struct EngineOptions {
-  std::string vault;   // path of the .smoe
-  std::string scout;   // "" = <stem>.scout.safetensors beside it
-  PlanOptions plan;    // budget, ctx, threads (0 = affinity and cgroup quota) ...
+  std::string vault;  // path of the .smoe
+  std::string scout;  // "" = <stem>.scout.safetensors beside it
+  PlanOptions plan;   // budget, ctx, threads (0 = affinity and cgroup quota) ...
   std::string isa = "auto";
   IoBackend io = IoBackend::automatic;
   ReadMode read_mode = ReadMode::automatic;
   bool verify_reads = false;
-  uint32_t io_workers = 0;  // threads that read from disk; 0 = the engine's choice
-  uint32_t spec = 0;   // speculative prefetch, experts per layer; 0 = off
-  std::string ledger;  // file in which engines tell each other what memory they take; "" = none
+  uint32_t io_workers = 0;              // threads that read from disk; 0 = the engine's choice
+  uint32_t spec = 0;                    // speculative prefetch, experts per layer; 0 = off
+  std::string ledger;                   // file in which engines tell each other what memory they take; "" = none
   std::vector<int32_t> penalty_exempt;  // ids the repetition penalty leaves alone, passed by the launcher
 };
 

@@ -9,8 +9,8 @@ namespace smoe {
 
 struct TokenEvent {
   int32_t id = 0;
-  float logprob = 0;                                // natural log, of the unmodified distribution; only with logprobs
-  std::vector<std::pair<int32_t, float>> top;       // the `logprobs` most likely, best first
+  float logprob = 0;                           // natural log, of the unmodified distribution; only with logprobs
+  std::vector<std::pair<int32_t, float>> top;  // the `logprobs` most likely, best first
 };
 
 class Events {

@@ -36,19 +36,19 @@ enum class QkNorm : uint8_t { none, head, full };  // RMS norm of q and k: over 
 
 struct AttentionSpec {  // block "gqa"
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
-  float scale = 0;        // multiplies q.k, usually head_dim^-0.5
-  uint32_t window = 0;    // positions a query sees, itself included; 0 = all
+  float scale = 0;      // multiplies q.k, usually head_dim^-0.5
+  uint32_t window = 0;  // positions a query sees, itself included; 0 = all
   QkNorm qk_norm = QkNorm::none;
-  float qkv_clip = 0;     // q, k, v clamped to [-clip, clip]; 0 = off
-  uint32_t rope = 0;      // index into ModelSpec::ropes
+  float qkv_clip = 0;  // q, k, v clamped to [-clip, clip]; 0 = off
+  uint32_t rope = 0;   // index into ModelSpec::ropes
 };
 
 struct ExpertEncodings {
   Encoding gate = Encoding::f32, up = Encoding::f32, down = Encoding::f32;
 };
 
-struct FfnSpec {  // block "ffn" (experts == 0) or "moe"
-  uint32_t width = 0;         // dense width; 0 for moe
+struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
+  uint32_t width = 0;  // dense width; 0 for moe
   uint32_t experts = 0, top_k = 0, expert_width = 0;
   bool normalize = false;     // the chosen router weights are divided by their sum
   float scaling = 1.0f;       // and then multiplied by this

@@ -1,5 +1,6 @@
-// One conversation: requests, sampling parameters, outcomes. The caller sends the whole conversation's ids every time; the
-// session keeps the keys and values of the longest common prefix and computes the rest. Warm output equals cold output.
+// One conversation: requests, sampling parameters, outcomes. The caller sends the whole conversation's ids every time;
+// the session keeps the keys and values of the longest common prefix and computes the rest. Warm output equals cold
+// output.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,11 @@
 namespace smoe {
 
 struct Sampling {
-  float temperature = 0.6f;          // below 1e-4: greedy argmax
-  float top_p = 0.95f;               // 1 = off
-  uint32_t top_k = 50;               // 0 = off; capped at 1024
-  float min_p = 0.0f;                // 0 = off
-  float repetition_penalty = 1.1f;   // 1 = off; over the last 256 tokens
+  float temperature = 0.6f;         // below 1e-4: greedy argmax
+  float top_p = 0.95f;              // 1 = off
+  uint32_t top_k = 50;              // 0 = off; capped at 1024
+  float min_p = 0.0f;               // 0 = off
+  float repetition_penalty = 1.1f;  // 1 = off; over the last 256 tokens
   float frequency_penalty = 0.0f, presence_penalty = 0.0f;
   uint64_t seed = 1337;
 };
@@ -26,13 +27,13 @@ struct Request {
   std::vector<int32_t> ids;
   uint32_t max_tokens = 0;
   Sampling sampling;
-  std::vector<int32_t> stop_ids;                    // besides the vault's EOS ids
-  std::vector<std::pair<int32_t, float>> bias;      // added to the logits
-  std::string session;                              // resident conversation; "" = the default one
-  uint32_t logprobs = 0;                            // how many alternatives to report; 0 = none
+  std::vector<int32_t> stop_ids;                // besides the vault's EOS ids
+  std::vector<std::pair<int32_t, float>> bias;  // added to the logits
+  std::string session;                          // resident conversation; "" = the default one
+  uint32_t logprobs = 0;                        // how many alternatives to report; 0 = none
   bool report_logprobs = false;
-  bool slide = true;                                // false: a prompt over the window is ctx_overflow
-  bool mask = false;                                // constrained decoding through Events::next_mask
+  bool slide = true;  // false: a prompt over the window is ctx_overflow
+  bool mask = false;  // constrained decoding through Events::next_mask
 };
 
 enum class Finish { stop, length, cancel };

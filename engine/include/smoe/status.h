@@ -42,8 +42,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}               // NOLINT: implicit by design
-  Result(Status status) : status_(std::move(status)) {}       // NOLINT
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT
   bool is_ok() const { return value_.has_value(); }
   explicit operator bool() const { return is_ok(); }
   const Status& status() const { return status_; }
@@ -61,15 +61,15 @@ class [[nodiscard]] Result {
 }  // namespace smoe
 
 // Early return on failure: SMOE_TRY(status_expression); SMOE_ASSIGN(auto x, result_expression).
-#define SMOE_TRY(expr)                       \
-  do {                                       \
-    ::smoe::Status smoe_s_ = (expr);         \
-    if (!smoe_s_.is_ok()) return smoe_s_;    \
+#define SMOE_TRY(expr)                    \
+  do {                                    \
+    ::smoe::Status smoe_s_ = (expr);      \
+    if (!smoe_s_.is_ok()) return smoe_s_; \
   } while (0)
 #define SMOE_CONCAT_(a, b) a##b
 #define SMOE_CONCAT(a, b) SMOE_CONCAT_(a, b)
 #define SMOE_ASSIGN(decl, expr) SMOE_ASSIGN_(SMOE_CONCAT(smoe_r_, __LINE__), decl, expr)
-#define SMOE_ASSIGN_(tmp, decl, expr)        \
-  auto tmp = (expr);                         \
-  if (!tmp.is_ok()) return tmp.status();     \
+#define SMOE_ASSIGN_(tmp, decl, expr)    \
+  auto tmp = (expr);                     \
+  if (!tmp.is_ok()) return tmp.status(); \
   decl = std::move(tmp).value()
