@@ -23,6 +23,12 @@ TEST(options_the_seeds_command_line) {
   CHECK(s.temperature == 0.6f && s.top_p == 0.95f && s.top_k == 50 && s.repetition_penalty == 1.1f && s.seed == 1337);
 }
 
+TEST(options_speculation_is_refused_while_there_is_none) {
+  const auto l = parse_launch({"--vault", "v", "--serve", "--spec", "8"});
+  CHECK(!l.is_ok());
+  CHECK(l.status().code() == Code::usage);
+}
+
 TEST(options_every_flag_reaches_its_place) {
   auto l = parse({"--budget=7.5g",
                   "--ctx",
@@ -52,7 +58,7 @@ TEST(options_every_flag_reaches_its_place) {
                   "--chunk",
                   "64",
                   "--spec",
-                  "8",
+                  "0",
                   "--instrument",
                   "--max-tokens",
                   "9"});
@@ -61,7 +67,7 @@ TEST(options_every_flag_reaches_its_place) {
   CHECK_EQ(e.plan.budget_bytes, 7680ull << 20);
   CHECK(e.plan.ctx == 8192 && e.plan.threads == 3 && e.io == IoBackend::pread && e.read_mode == ReadMode::direct);
   CHECK(e.isa == "scalar" && e.verify_reads && e.plan.float_activations && e.plan.kv == KvType::f32);
-  CHECK(e.plan.experts_per_token == 2 && e.plan.sessions == 4 && e.plan.chunk == 64 && e.spec == 8);
+  CHECK(e.plan.experts_per_token == 2 && e.plan.sessions == 4 && e.plan.chunk == 64 && e.spec == 0);
   CHECK(e.penalty_exempt == std::vector<int32_t>({1, 2, 30}));
   CHECK(l->instrument && l->max_tokens == 9 && l->seed == ~uint64_t{0} && l->min_p == 0.05f);
   CHECK(parse({"--ctx", "max"})->ctx_max);
