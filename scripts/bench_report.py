@@ -46,7 +46,7 @@ def number(value: float) -> str:
 
 
 def part_table(part: dict[str, dict[str, list[float]]]) -> list[str]:
-    arms = list(dict.fromkeys(arm for by_arm in part.values() for arm in by_arm if arm != "disk"))
+    arms = list(dict.fromkeys(arm for by_arm in part.values() for arm in by_arm if not arm.startswith("disk")))
     peers = [arm for arm in arms if arm != "smoe"]
     lines = ["| | " + " | ".join([*arms, "smoe / best peer"]) + " |", "|---" * (len(arms) + 2) + "|"]
     for metric, (title, scale) in UNITS.items():
@@ -68,18 +68,20 @@ def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str
     fraction = part_name.removeprefix("cgroup ")
     if not routing or fraction not in routing:
         return []
-    disk = statistics.median(part["read_bytes_s"]["disk"])
+    anywhere, disk = part["read_bytes_s"]["disk"], part["read_bytes_s"]["disk, as missed"]
     limit = routing[fraction]
     missed = limit["lru_missed_bytes_per_token"]
-    seconds = max(missed / disk if disk else 0.0, model["active_bytes"] / result["memory_read_bytes_s"])
+    rate = statistics.median(disk)
+    seconds = max(missed / rate if rate else 0.0, model["active_bytes"] / result["memory_read_bytes_s"])
     smoe = statistics.median(part["decode_tok_s"]["smoe"])
     return [
         "",
         f"Expert use: entropy {routing['entropy_bits']:.2f} bits of {routing['uniform_bits']:.1f}; "
         f"{routing['repeated_share']:.0%} of the experts repeat from the token before. "
-        f"Disk beside these runs: {cell(part['read_bytes_s']['disk'], 1e-9)} GB/s. "
+        f"Disk beside these runs, whole records: {cell(anywhere, 1e-9)} GB/s anywhere in the file, "
+        f"{cell(disk, 1e-9)} GB/s in the order in which an LRU misses them. "
         f"An LRU of {limit['slots']} records (the limit less 400 MB) misses {missed / 1e6:.0f} MB a token here, "
-        f"so the floor is {1 / seconds:.1f} tok/s; smoe makes {smoe * seconds:.2f} of it.",
+        f"so at the latter rate the floor is {1 / seconds:.1f} tok/s; smoe makes {smoe * seconds:.2f} of it.",
     ]
 
 

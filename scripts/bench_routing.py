@@ -95,10 +95,10 @@ def repeated_share(trace: Array) -> float:
     return hits / total
 
 
-def lru_misses(trace: Array, slots: int, measured: int) -> float:
-    """Records a token that an LRU of ``slots`` misses on the last ``measured`` positions, all before as warm-up."""
+def lru_misses(trace: Array, slots: int, measured: int) -> list[tuple[int, int]]:
+    """The (layer, expert) that an LRU of ``slots`` misses on the last ``measured`` positions, all before as warm-up."""
     held: OrderedDict[tuple[int, int], None] = OrderedDict()
-    missed = 0
+    missed = []
     for position, layers in enumerate(trace):
         for layer, chosen in enumerate(layers):
             for expert in chosen:
@@ -106,15 +106,18 @@ def lru_misses(trace: Array, slots: int, measured: int) -> float:
                 if key in held:
                     held.move_to_end(key)
                     continue
-                missed += position >= len(trace) - measured
+                if position >= len(trace) - measured:
+                    missed.append(key)
                 held[key] = None
                 if len(held) > slots:
                     held.popitem(last=False)
-    return missed / measured
+    return missed
 
 
 def streaming_floor(vault: Path, ids: list[int], prefill: int, measured: int, limits: dict[str, int]) -> dict[str, Any]:
-    """Entropy of expert use of these ids, and per limit what an LRU replay of their routing misses a token."""
+    """Entropy of expert use of these ids, and per limit what an LRU replay of their routing misses a token, with the
+    places of those records in the file in the order they are missed."""
+    offsets = _core.inspect(str(vault))["record_offsets"]
     model = describe_vault(vault)
     engine = open_engine(vault)
     engine.logits(ids, prefill)
@@ -130,6 +133,11 @@ def streaming_floor(vault: Path, ids: list[int], prefill: int, measured: int, li
     }
     for name, limit in limits.items():
         slots = max(0, (limit - NOT_EXPERTS_BYTES) // record)
-        misses = lru_misses(trace, slots, measured)
-        result[name] = {"slots": slots, "lru_misses_per_token": misses, "lru_missed_bytes_per_token": misses * record}
+        missed = lru_misses(trace, slots, measured)
+        result[name] = {
+            "slots": slots,
+            "lru_misses_per_token": len(missed) / measured,
+            "lru_missed_bytes_per_token": len(missed) * record / measured,
+            "offsets": [offsets[layer][expert] for layer, expert in missed],
+        }
     return result

@@ -1,12 +1,11 @@
 // Fuzzes the wire protocol and the sampler, in one process and without a model.
 //
-//   fuzz_protocol [SECONDS [SEED [CASE]]]      60 seconds, seed 1
+//   fuzz_protocol [--seed N] [--runs N] [--seconds N]      see fuzz.h
 //
-// Case i of a seed is always the same input; with CASE only that one runs, and is printed. A case is a few protocol
+// A seed is always the same input; one that fails is printed. A case is a few protocol
 // lines, mutated, sent in random pieces to the serve loop over a fake engine; or random bytes for the other parsers; or
 // a sampler with random logits and parameters. Checked besides crashes (build with -DSMOE_SANITIZE=address,undefined):
 // every request has exactly one reply, in the grammar of protocol.h; every draw is a token that was allowed.
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include "../tests/engine/memory_wire.h"
 #include "core/options.h"
 #include "core/sampler.h"
+#include "fuzz.h"
 #include "protocol.h"
 #include "util/numbers.h"
 
@@ -275,20 +275,11 @@ bool run_case(uint64_t seed, uint64_t number, bool print) {
 }  // namespace smoe
 
 int main(int argc, char** argv) {
-  uint64_t numbers[] = {60, 1, 0};  // seconds, seed, case
-  for (int i = 1; i < argc; ++i) {
-    if (i > 3 || !smoe::parse_number(std::string_view(argv[i]), &numbers[i - 1])) {
-      std::printf("usage: fuzz_protocol [SECONDS [SEED [CASE]]]\n");
-      return 2;
-    }
-  }
-  const auto [seconds, seed, only] = numbers;
-  if (argc == 4) return smoe::run_case(seed, only, true) ? 0 : 1;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  uint64_t done = 0;
-  for (; std::chrono::steady_clock::now() < end; ++done) {
-    if (!smoe::run_case(seed, done, false)) return 1;
-  }
-  std::printf("%llu cases, none failed\n", static_cast<unsigned long long>(done));
-  return 0;
+  return fuzz::run(argc, argv, "fuzz_protocol", [](const std::string&, fuzz::Progress*) {
+    return [](uint64_t seed) {
+      if (smoe::run_case(seed, 0, false)) return;
+      smoe::run_case(seed, 0, true);  // prints the input
+      ::_exit(1);
+    };
+  });
 }

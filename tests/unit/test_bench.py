@@ -38,9 +38,10 @@ def test_repeated_share_counts_experts_of_the_token_before() -> None:
 
 def test_lru_misses_of_a_cycle() -> None:
     trace = np.array([[[i % 3]] for i in range(12)])
-    assert bench_routing.lru_misses(trace, slots=2, measured=6) == 1.0  # a cycle of three never hits in two slots
-    assert bench_routing.lru_misses(trace, slots=3, measured=6) == 0.0
-    assert bench_routing.lru_misses(trace, slots=3, measured=12) == pytest.approx(3 / 12)
+    cycle = [(0, 0), (0, 1), (0, 2)]
+    assert bench_routing.lru_misses(trace, slots=2, measured=6) == 2 * cycle  # three in turn never hit in two slots
+    assert bench_routing.lru_misses(trace, slots=3, measured=6) == []
+    assert bench_routing.lru_misses(trace, slots=3, measured=12) == cycle
 
 
 def test_arms_take_turns_at_going_first() -> None:
@@ -60,7 +61,7 @@ def test_report_compares_medians_with_the_best_peer() -> None:
 def test_disk_reads_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_bytes(bytes(8 << 20))
-    rate = bench_machine.disk_bytes_per_second(file, 1 << 20, total_bytes=8 << 20)
+    rate = bench_machine.disk_bytes_per_second(file, 1 << 20, [i << 20 for i in (3, 0, 7, 3)])
     assert rate >= 0  # 0 says: no direct reads here
 
 
