@@ -21,7 +21,7 @@ Status read_range(Source& source, const std::string& path, const ReadRequest& re
   while (done < request.length) {
     const ssize_t got = source.read(buffer + done, request.length - done, request.offset + done);
     if (got < 0) {
-      if (errno == EINTR || errno == EAGAIN) continue;
+      if (errno == EINTR) continue;
       if (retried) {
         return {Code::io, "read failed: " + at(path, request, done) + ": " + std::strerror(errno),
                 "check the disk and its cable or network; `smoe verify` reads every byte of the model"};

@@ -258,6 +258,23 @@ TEST(cache_read_errors_are_for_that_fetch_only) {
   }
 }
 
+// A slot whose read failed is empty: it gives up nothing the next time, least of all what another slot holds by then.
+TEST(cache_slots_of_failed_reads_are_empty) {
+  bool broken = false;
+  MemoryReaderOptions options;
+  options.fault = [&](uint64_t) { return Fault{broken ? EIO : 0, 0, false}; };
+  Bench bench(1, 8, 2, options);
+  CHECK(bench.fetch(0, {0, 1}));
+  broken = true;
+  CHECK(!bench.fetch(0, {2, 3}));
+  broken = false;
+  CHECK_EQ(bench.cache->stats().evictions, 2u);
+  CHECK(bench.fetch(0, {0, 1}));
+  CHECK_EQ(bench.cache->stats().evictions, 2u);
+  CHECK(bench.fetch(0, {0, 1}));
+  CHECK_EQ(bench.cache->stats().hits, 2u);
+}
+
 TEST(cache_error_paths_never_leave_a_false_record) {
   std::mt19937 random(7);
   MemoryReaderOptions options;
