@@ -239,6 +239,20 @@ TEST(cache_keeps_the_disk_busy) {
   bench.cache->end();
 }
 
+// A slot that becomes free while the caller computes is read into at once, not at the next call of next().
+TEST(cache_release_starts_the_next_read) {
+  Bench bench(1, 8, 2);
+  const uint32_t wanted[] = {0, 1, 2, 3};
+  REQUIRE(bench.cache->begin(0, wanted, 4).is_ok());
+  std::vector<ExpertRef> held;
+  while (held.size() < 2) REQUIRE(bench.cache->next(&held).is_ok());
+  CHECK_EQ(bench.cache->reader().stats().reads, 2u);
+  bench.cache->release(held[0]);  // issues the third read
+  bench.cache->release(held[1]);  // takes it in, then reads the fourth
+  CHECK_EQ(bench.cache->reader().stats().reads, 4u);
+  bench.cache->end();
+}
+
 TEST(cache_read_errors_are_for_that_fetch_only) {
   for (uint64_t bad : {0u, 1u, 5u}) {
     bool broken = true;
