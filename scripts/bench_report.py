@@ -68,7 +68,7 @@ def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str
     fraction = part_name.removeprefix("cgroup ")
     if not routing or fraction not in routing:
         return []
-    anywhere, disk = part["read_bytes_s"]["disk"], part["read_bytes_s"]["disk, as missed"]
+    disk = part["read_bytes_s"]["disk"]
     limit = routing[fraction]
     missed = limit["lru_missed_bytes_per_token"]
     rate = statistics.median(disk)
@@ -78,10 +78,9 @@ def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str
         "",
         f"Expert use: entropy {routing['entropy_bits']:.2f} bits of {routing['uniform_bits']:.1f}; "
         f"{routing['repeated_share']:.0%} of the experts repeat from the token before. "
-        f"Disk beside these runs, whole records: {cell(anywhere, 1e-9)} GB/s anywhere in the file, "
-        f"{cell(disk, 1e-9)} GB/s in the order in which an LRU misses them. "
+        f"Disk beside these runs, whole records: {cell(disk, 1e-9)} GB/s. "
         f"An LRU of {limit['slots']} records (the limit less 400 MB) misses {missed / 1e6:.0f} MB a token here, "
-        f"so at the latter rate the floor is {1 / seconds:.1f} tok/s; smoe makes {smoe * seconds:.2f} of it.",
+        f"so the floor is {1 / seconds:.1f} tok/s; smoe makes {smoe * seconds:.2f} of it.",
     ]
 
 

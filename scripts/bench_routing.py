@@ -115,9 +115,7 @@ def lru_misses(trace: Array, slots: int, measured: int) -> list[tuple[int, int]]
 
 
 def streaming_floor(vault: Path, ids: list[int], prefill: int, measured: int, limits: dict[str, int]) -> dict[str, Any]:
-    """Entropy of expert use of these ids, and per limit what an LRU replay of their routing misses a token, with the
-    places of those records in the file in the order they are missed."""
-    offsets = _core.inspect(str(vault))["record_offsets"]
+    """Entropy of expert use of these ids, and per limit what an LRU replay of their routing misses a token."""
     model = describe_vault(vault)
     engine = open_engine(vault)
     engine.logits(ids, prefill)
@@ -134,10 +132,6 @@ def streaming_floor(vault: Path, ids: list[int], prefill: int, measured: int, li
     for name, limit in limits.items():
         slots = max(0, (limit - NOT_EXPERTS_BYTES) // record)
         missed = lru_misses(trace, slots, measured)
-        result[name] = {
-            "slots": slots,
-            "lru_misses_per_token": len(missed) / measured,
-            "lru_missed_bytes_per_token": len(missed) * record / measured,
-            "offsets": [offsets[layer][expert] for layer, expert in missed],
-        }
+        misses = len(missed) / measured
+        result[name] = {"slots": slots, "lru_misses_per_token": misses, "lru_missed_bytes_per_token": misses * record}
     return result

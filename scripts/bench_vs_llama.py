@@ -40,7 +40,6 @@ from smoe_cli.engine.flags import EngineFlags
 
 BEST_READ_AHEAD_KIB = 128
 COLD_PROMPT = 45
-PROBE_READS = 400
 CTX = 1024
 
 T = TypeVar("T")
@@ -111,7 +110,7 @@ class Bench:
 
     # -- larger than memory --
 
-    def in_cgroup(self, fraction: int, missed: list[int]) -> None:
+    def in_cgroup(self, fraction: int) -> None:
         limit = self.model_bytes // fraction
         part = f"cgroup 1/{fraction}"
         own_kib = machine.read_ahead_kib(self.options.gguf) or 0
@@ -123,7 +122,7 @@ class Bench:
         if own_kib != BEST_READ_AHEAD_KIB:
             arms.append((self.peer(f"llama.cpp mmap {own_kib} KiB", *mapped), own_kib, max(4, self.options.gen // 8)))
         for round_ in range(self.options.rounds):
-            self._disk(part, missed, round_)
+            self._disk(part, round_)
             for program, kib, gen in rotated(arms, round_):
                 with machine.read_ahead(self.options.gguf, kib), MemoryCgroup(limit) as group:
                     self._cgroup_round(part, program, group, gen, round_)
@@ -137,15 +136,10 @@ class Bench:
         except (OSError, CgroupUnavailable) as error:
             return str(error)
 
-    def _disk(self, part: str, missed: list[int], round_: int) -> None:
-        """Whole records: at random places of the file, and in the order in which an LRU misses them."""
+    def _disk(self, part: str, round_: int) -> None:
         machine.drop_caches()
-        record = max(self.vault["record_bytes"])
-        places = random.Random(round_).choices(range(self.options.vault.stat().st_size // record), k=PROBE_READS)
-        anywhere = [place * record // 4096 * 4096 for place in places]
-        for arm, offsets in (("disk", anywhere), ("disk, as missed", missed[-PROBE_READS:])):
-            rate = machine.disk_bytes_per_second(self.options.vault, record, offsets)
-            self.sample(part, arm, "read_bytes_s", rate, round_)
+        rate = machine.disk_bytes_per_second(self.options.vault, max(self.vault["record_bytes"]), seed=round_)
+        self.sample(part, "disk", "read_bytes_s", rate, round_)
 
     def _cgroup_round(self, part: str, program: Program, group: MemoryCgroup, gen: int, round_: int) -> None:
         machine.drop_caches()
@@ -198,6 +192,11 @@ class Bench:
         return bench_routing.streaming_floor(self.options.vault, ids, COLD_PROMPT, self.options.gen, limits)
 
 
+def memory_probes(threads: int) -> list[float]:
+    """Bytes per second, of which the median is taken: the best of many is now and then twice what the machine has."""
+    return [_core.probe_memory(threads, 0.3) for _ in range(5)]
+
+
 def rotated(items: list[T], by: int) -> Iterator[T]:
     """All of ``items``, beginning with another one each round: no program always runs after the same one."""
     for i in range(len(items)):
@@ -225,6 +224,7 @@ def main() -> None:
     options = parse_options()
     options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(options)
+    memory = memory_probes(options.threads)
     result: dict[str, Any] = {
         "command": shlex.join(["scripts/bench_vs_llama.py", *sys.argv[1:]]),
         "commit": machine.commit(),
@@ -232,7 +232,6 @@ def main() -> None:
         "machine": machine.describe(),
         "read_ahead_kib": machine.read_ahead_kib(options.gguf),
         "model": bench.vault | {"gguf_bytes": bench.model_bytes},
-        "memory_read_bytes_s": _core.probe_memory(options.threads, 2.0),
         "load_before": machine.load_average(),
         "logits": bench.compare_logits(),
     }
@@ -244,14 +243,14 @@ def main() -> None:
     elif "cgroup" in options.parts:
         result["routing"] = bench.streaming_floor()
         for fraction in options.fractions:
-            bench.in_cgroup(fraction, result["routing"][f"1/{fraction}"].pop("offsets"))
+            bench.in_cgroup(fraction)
     # Both programs use every thread they are given: more load than that and one more is somebody else's.
     busiest = max((s["load"] for s in bench.samples), default=0.0)
     if busiest > options.threads + 1.5:
         say(f"warning: the load average reached {busiest:.1f}; a spinning barrier makes such ratios worthless")
         result["not_quiet"] = busiest
-    later = _core.probe_memory(options.threads, 2.0)
-    result["memory_read_bytes_s"] = max(result["memory_read_bytes_s"], later)
+    memory += memory_probes(options.threads)
+    result["memory_read_bytes_s"] = statistics.median(memory)
     result |= {"load_after": machine.load_average(), "details": bench.details, "samples": bench.samples}
     (options.out / "raw.json").write_text(json.dumps(result, indent=1) + "\n")
     (options.out / "README.md").write_text(bench_report.report(result))
