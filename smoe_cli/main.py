@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from smoe_cli import __version__
-from smoe_cli.errors import SmoeError
+from smoe_cli.errors import EngineError, SmoeError
 
 # name -> (module, one line of help). A command module defines ``app``, a function typed for Typer, called ``command``.
 COMMANDS = {
@@ -94,6 +94,10 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(130)
     except SmoeError as error:
         sys.exit(fail(error))
+    except ImportError as error:
+        if "_core" not in str(error):
+            raise
+        sys.exit(fail(EngineError(f"the compiled part of smoe does not load: {error.msg}", "build it: make build")))
     except BrokenPipeError:
         sys.exit(1)
 

@@ -153,12 +153,12 @@ Status read_arch(const Fields& arch, ModelSpec* m) {
 
 Status read_generation(const Fields& top, GenerationDefaults* g) {
   SMOE_ASSIGN(const Fields fields, top.object("generation"));
-  const auto optional = [&](const char* key, float high, float* out) {
-    return fields.has(key) ? fields.f32(key, 0, high, out) : Status::ok();
+  const auto optional = [&](const char* key, float low, float high, float* out) {
+    return fields.has(key) ? fields.f32(key, low, high, out) : Status::ok();
   };
-  SMOE_TRY(optional("temperature", 1e4f, &g->temperature));
-  SMOE_TRY(optional("top_p", 1, &g->top_p));
-  SMOE_TRY(optional("repetition_penalty", 1e4f, &g->repetition_penalty));
+  SMOE_TRY(optional("temperature", 0, 1e4f, &g->temperature));
+  SMOE_TRY(optional("top_p", 0, 1, &g->top_p));
+  SMOE_TRY(optional("repetition_penalty", 1e-4f, 1e4f, &g->repetition_penalty));  // logits are divided by it
   if (!fields.has("top_k")) return Status::ok();
   uint32_t top_k = 0;
   SMOE_TRY(fields.u32("top_k", 0, limits::kVocab, &top_k));

@@ -31,7 +31,12 @@ from smoe_cli.families.arch import arch_json
 
 PROBE_LEAST_BYTES, PROBE_READ_BYTES = 256 << 20, 4 << 20
 HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
-TEMPLATES = Path(__file__).parents[2] / "chat_templates"
+# In an installed wheel they lie inside the package, in a checkout beside it.
+TEMPLATES = next(
+    folder
+    for folder in (Path(__file__).parents[1] / "chat_templates", Path(__file__).parents[2] / "chat_templates")
+    if folder.is_dir()
+)
 
 
 @dataclass(frozen=True)

@@ -320,6 +320,7 @@ TEST(manifest_refuses) {
       {R"("eos_ids":[2,0])", R"("eos_ids":[-1])", "eos_ids"},
       {R"("bos_id":1)", R"("bos_id":48)", "bos_id"},
       {R"("top_p":0.8)", R"("top_p":1.5)", "generation.top_p"},
+      {R"("repetition_penalty":1.05)", R"("repetition_penalty":0)", "generation.repetition_penalty"},
       {R"("final_norm.weight":{)", R"("final_norm.scale":{)", "final_norm.scale"},
       {R"("encoding":"f32","layout":"rows","shape":[32])", R"("encoding":"q8_0","layout":"rows","shape":[32])",
        "encoding"},

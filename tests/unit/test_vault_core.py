@@ -114,7 +114,7 @@ def test_verify_reports_progress_and_stops(tmp_path: Path) -> None:
 def kill_at_random(folder: Path, whole: dict[str, bytes], trials: int, seed: int) -> None:
     """Kill a conversion somewhere between its first and last moment, now and then the resumed one too, finish, compare.
     A trial counts once a kill has landed: the window the moment is drawn from shrinks when a conversion was faster than
-    the kill and grows when it was not, so it settles at the whole length of a conversion on any machine, however loaded."""
+    the kill and grows when it was not, so it settles at the length of a conversion on any machine, however loaded."""
     rng = random.Random(seed)
     window, landed = 0.05, 0
     for trial in range(trials * 20):
