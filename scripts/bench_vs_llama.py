@@ -29,13 +29,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import bench_machine as machine
 import bench_report
 import bench_routing
-from bench_programs import Ours, Peer, Program
-from cgroup import CgroupUnavailable, MemoryCgroup
 
 from smoe_cli import _core
+from smoe_cli.bench import machine
+from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
+from smoe_cli.bench.programs import Ours, Peer, Program
 from smoe_cli.engine.flags import EngineFlags
 
 BEST_READ_AHEAD_KIB = 128

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from pathlib import Path
 
 import pytest
 
+from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
 from smoe_cli.engine.manager import Restarted
 from smoe_cli.engine.protocol import Generate, Token
 from tests.unit import fakes
 from tests.unit.fakes import FakeEngineFiles
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from cgroup import CgroupUnavailable, MemoryCgroup
 
 
 def test_an_out_of_memory_kill(fake: FakeEngineFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import pytest
 
 from smoe_cli import _core
+from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
 from tests.gates.engine_run import random_ids, running
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from cgroup import CgroupUnavailable, MemoryCgroup
 
 
 @pytest.fixture

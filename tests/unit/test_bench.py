@@ -13,13 +13,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-import bench_machine
 import bench_report
 import bench_routing
 import bench_vs_llama
 import make_bench_model
 
 from smoe_cli import _core
+from smoe_cli.bench import machine as bench_machine
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"HIDDEN": 256, "VOCAB": 320, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "EXPERTS": 6, "TOP_K": 2, "WIDTH": 96}

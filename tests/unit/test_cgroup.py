@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import cgroup
+from smoe_cli.bench import cgroup
 
 HUNGRY = "x = bytearray({} << 20); print(len(x))"
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """llama.cpp as the other side of a measurement: one model, driven by token ids, one JSON line per request and answer.
 
 Runs under the Python that has `llama-cpp-python`, and needs nothing else of it: ids go straight to `llama_decode`, so

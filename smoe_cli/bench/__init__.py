@@ -1,0 +1,1 @@
+"""Measuring: programs side by side, machines, figures."""
