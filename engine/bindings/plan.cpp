@@ -38,14 +38,20 @@ py::dict plan(const std::string& path, const py::kwargs& options) {
   return plan_dict(vault.model, check(plan_here(vault.model, &launch.engine.plan, launch.engine.ledger)));
 }
 
-py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth, bool buffered) {
+py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth, bool buffered,
+              const std::string& io) {
+  ReaderKind kind = ReaderKind::automatic;
+  if (io == "uring") kind = ReaderKind::uring;
+  if (io == "pread") kind = ReaderKind::pread;
   const auto speed = [&] {
     py::gil_scoped_release release;
-    return probe_disk(path, record_bytes, seconds, depth, buffered ? DirectMode::buffered : DirectMode::automatic);
+    return probe_disk(path, record_bytes, seconds, depth, buffered ? DirectMode::buffered : DirectMode::automatic,
+                      kind);
   }();
   py::dict d;
   d["read_bytes_s"] = check(speed).read_bytes_s;
   d["direct"] = speed.value().direct;
+  d["io"] = speed.value().backend;
   return d;
 }
 
@@ -105,7 +111,8 @@ void bind_plan(py::module_& m) {
         "plan(path, **options): the memory plan an engine started now with these launch flags would make, sizes in "
         "bytes. Options as for Engine. CoreError 'resources' below the floor.");
   m.def("probe_disk", &disk, py::arg("path"), py::arg("record_bytes"), py::arg("seconds") = 0.3, py::arg("depth") = 8,
-        py::arg("buffered") = false, "Bytes per second of random whole-record reads, and whether they were direct.");
+        py::arg("buffered") = false, py::arg("io") = "auto",
+        "Bytes per second of random whole-record reads, whether they were direct, and the backend.");
   m.def("probe_memory", &memory, py::arg("threads") = 0, py::arg("seconds") = 0.2,
         "Bytes per second that all threads together read from memory.");
   m.def(

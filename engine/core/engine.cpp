@@ -106,11 +106,6 @@ Status EngineImpl::set_up(const Log& log) {
 }
 
 Status EngineImpl::open_cache(const Log& log) {
-  DirectMode mode = DirectMode::automatic;
-  if (options_.read_mode == ReadMode::direct) mode = DirectMode::direct;
-  if (options_.read_mode == ReadMode::buffered) mode = DirectMode::buffered;
-  if (options_.io == IoBackend::uring)
-    return {Code::usage, "--io uring is not built into this engine", "leave --io out, or use --io pread"};
   ExpertCache::Config config;
   config.records = vault_.records;
   config.slots = plan_.slots;
@@ -118,10 +113,16 @@ Status EngineImpl::open_cache(const Log& log) {
   config.verify_reads = options_.verify_reads;
   SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
   config.memory = slots_.data();
-  std::string notice;
-  const uint32_t workers = options_.io_workers != 0 ? options_.io_workers : config.depth;
-  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(vault_.path, mode, workers, &notice));
-  if (!notice.empty()) log("notice: " + notice);
+  ReaderOptions reads;
+  if (options_.read_mode == ReadMode::direct) reads.mode = DirectMode::direct;
+  if (options_.read_mode == ReadMode::buffered) reads.mode = DirectMode::buffered;
+  if (options_.io == IoBackend::uring) reads.kind = ReaderKind::uring;
+  if (options_.io == IoBackend::pread) reads.kind = ReaderKind::pread;
+  reads.workers = options_.io_workers != 0 ? options_.io_workers : config.depth;
+  reads.slots = {slots_.data(), config.slot_bytes, config.slots};
+  std::vector<std::string> notices;
+  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_reader(vault_.path, reads, &notices));
+  for (const std::string& notice : notices) log("notice: " + notice);
   SMOE_ASSIGN(cache_, ExpertCache::create(std::move(config), std::move(reader)));
   return Status::ok();
 }

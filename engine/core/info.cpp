@@ -17,7 +17,8 @@ std::string engine_info(const ModelSpec& model, const Plan& plan, const char* is
       << ",\"activations\":" << (options.float_activations ? "\"float\"" : "\"int8\"")
       << ",\"budget_bytes\":" << plan.budget_bytes << ",\"slots\":" << plan.slots
       << ",\"record_bytes\":" << plan.record_bytes << ",\"io\":" << json_quote(reads.backend)
-      << ",\"direct\":" << (reads.direct ? "true" : "false") << "}";
+      << ",\"direct\":" << (reads.direct ? "true" : "false") << ",\"registered_slots\":" << reads.registered_slots
+      << "}";
   return out.str();
 }
 

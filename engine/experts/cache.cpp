@@ -145,7 +145,7 @@ uint32_t LruExpertCache::take_victim() {
 void LruExpertCache::issue() {
   while (open_ && failure_.is_ok() && issued_ < misses_.size() && in_flight_ < config_.depth) {
     const uint32_t slot = take_victim();
-    if (slot == kNone) return;
+    if (slot == kNone) break;
     const uint32_t index = misses_[issued_++];
     const ExpertRecord& record = config_.records[layer_][wanted_[index]];
     slots_[slot].loading = true;
@@ -155,6 +155,7 @@ void LruExpertCache::issue() {
     ++in_flight_;
     reader_->submit({record.offset, static_cast<size_t>(record.length), memory(slot), slot});
   }
+  reader_->flush();
 }
 
 void LruExpertCache::complete(const ReadCompletion& completion) {

@@ -9,7 +9,7 @@
 namespace smoe {
 
 Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth,
-                             DirectMode mode) {
+                             DirectMode mode, ReaderKind kind) {
   using Clock = std::chrono::steady_clock;
   const uint64_t record = (record_bytes + kIoAlignment - 1) / kIoAlignment * kIoAlignment;
   std::error_code error;
@@ -18,8 +18,9 @@ Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, dou
   if (record == 0 || file_bytes < record) {
     return Status(Code::usage, path + " is smaller than one record of " + std::to_string(record_bytes) + " bytes");
   }
-  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_pread_reader(path, mode, depth, nullptr));
   SMOE_ASSIGN(AlignedBuffer memory, AlignedBuffer::allocate(depth * record));
+  const ReaderOptions options{kind, mode, depth, {memory.data(), record, depth}};
+  SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_reader(path, options, nullptr));
 
   std::minstd_rand random(static_cast<uint32_t>(Clock::now().time_since_epoch().count()));
   std::uniform_int_distribution<uint64_t> place(0, (file_bytes - record) / kIoAlignment);
@@ -31,6 +32,7 @@ Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, dou
   for (uint32_t slot = 0; slot < depth; ++slot) submit(slot);
   DiskSpeed speed;
   speed.direct = reader->stats().direct;
+  speed.backend = reader->stats().backend;
   auto now = start;
   for (uint32_t in_flight = depth; in_flight > 0;) {
     const ReadCompletion completion = reader->wait();

@@ -13,35 +13,43 @@ std::string at(const std::string& path, const ReadRequest& request, size_t done)
 
 }  // namespace
 
+bool Transfer::fail(Status status) {
+  status_ = std::move(status);
+  return false;
+}
+
+bool Transfer::take(int64_t got, const std::string& path) {
+  if (got < 0) {
+    if (got == -EINTR) return true;
+    if (retries_ > 0) {
+      return fail({Code::io, "read failed: " + at(path, request_, done_) + ": " + std::strerror(static_cast<int>(-got)),
+                   "check the disk and its cable or network; `smoe verify` reads every byte of the model"});
+    }
+    ++retries_;
+    return true;
+  }
+  done_ += static_cast<size_t>(got);
+  if (done_ >= request_.length) return false;
+  // A direct read must start at a multiple of the alignment, so what lies behind the last multiple is read again; no
+  // progress beyond what was there before means that the file ends here.
+  if (done_ <= furthest_ || got == 0) {
+    return fail({Code::corrupt, "the file ends inside a record: " + at(path, request_, done_),
+                 "it was cut short while in use; convert or copy the model again"});
+  }
+  furthest_ = done_;
+  done_ -= done_ % alignment_;
+  return true;
+}
+
 Status read_range(Source& source, const std::string& path, const ReadRequest& request, size_t alignment,
                   uint32_t* retries) {
-  uint8_t* buffer = static_cast<uint8_t*>(request.buffer);
-  size_t done = 0, furthest = 0;
-  bool retried = false;
-  while (done < request.length) {
-    const ssize_t got = source.read(buffer + done, request.length - done, request.offset + done);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      if (retried) {
-        return {Code::io, "read failed: " + at(path, request, done) + ": " + std::strerror(errno),
-                "check the disk and its cable or network; `smoe verify` reads every byte of the model"};
-      }
-      retried = true;
-      ++*retries;
-      continue;
-    }
-    done += static_cast<size_t>(got);
-    if (done >= request.length) break;
-    // A direct read must start at a multiple of the alignment, so what lies behind the last multiple is read again; no
-    // progress beyond what was there before means that the file ends here.
-    if (done <= furthest || got == 0) {
-      return {Code::corrupt, "the file ends inside a record: " + at(path, request, done),
-              "it was cut short while in use; convert or copy the model again"};
-    }
-    furthest = done;
-    done -= done % alignment;
-  }
-  return Status::ok();
+  Transfer transfer(request, alignment);
+  int64_t got;
+  do {
+    got = transfer.length() == 0 ? 0 : source.read(transfer.buffer(), transfer.length(), transfer.offset());
+  } while (transfer.take(got < 0 ? -errno : got, path));
+  *retries += transfer.retries();
+  return transfer.status();
 }
 
 }  // namespace smoe

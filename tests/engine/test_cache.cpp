@@ -388,7 +388,9 @@ TEST(cache_over_the_pread_pool) {
       config.slot_bytes = kRecord;
       config.verify_reads = true;
       config.depth = 4;
-      auto reader = open_pread_reader(tree.path("vault"), DirectMode::automatic, workers, nullptr);
+      ReaderOptions options;
+      options.workers = workers;
+      auto reader = open_reader(tree.path("vault"), options, nullptr);
       REQUIRE(reader.is_ok());
       bench.cache = std::move(ExpertCache::create(std::move(config), std::move(reader).value())).value();
       std::mt19937 random(8);
