@@ -13,15 +13,18 @@ from __future__ import annotations
 
 
 class SmoeError(Exception):
-    """Base of the tree. ``text`` says what and where, ``hint`` what to do about it."""
+    """Base of the tree. ``text`` says what and where, ``hint`` what to do about it. For programs that ask over HTTP,
+    ``code`` is one word for the mistake and ``param`` the field of the request that holds it, where there are such."""
 
     exit_code = 1
     http_status = 500
 
-    def __init__(self, text: str, hint: str = "") -> None:
+    def __init__(self, text: str, hint: str = "", *, code: str = "", param: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.hint = hint
+        self.code = code
+        self.param = param
 
 
 class UsageError(SmoeError):

@@ -7,19 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from smoe_cli.chat.events import Done, Event, Generated, PromptSize, ReasoningDelta, Restarted, Stats, TextDelta
 from smoe_cli.chat.launch import Chat
-from smoe_cli.chat.session import (
-    Done,
-    Event,
-    Generated,
-    PromptSize,
-    ReasoningDelta,
-    Restarted,
-    Stats,
-    TextDelta,
-    render,
-    turn,
-)
+from smoe_cli.chat.session import render, turn
 from smoe_cli.chat.template import Message
 from smoe_cli.errors import UsageError
 

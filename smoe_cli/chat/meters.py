@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from smoe_cli import sizes
+from smoe_cli.chat.events import Done, Event, Generated, PrefillProgress, PromptSize, Restarted, Stats
 from smoe_cli.chat.launch import Chat
-from smoe_cli.chat.session import Done, Event, Generated, PrefillProgress, PromptSize, Restarted, Stats
 
 _SAMPLE_S = 0.5  # memory and disk are looked at this often
 

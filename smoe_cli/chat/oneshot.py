@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from smoe_cli import console
+from smoe_cli.chat.events import Done, PromptSize, ReasoningDelta, Restarted, TextDelta
 from smoe_cli.chat.launch import Chat, ChatRequest, open_chat, start
-from smoe_cli.chat.session import Done, PromptSize, ReasoningDelta, TextDelta, turn
-from smoe_cli.engine.manager import Restarted
+from smoe_cli.chat.session import turn
 from smoe_cli.errors import UnsupportedError
 
 INTERRUPTED = 130

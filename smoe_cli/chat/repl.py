@@ -7,11 +7,11 @@ from pathlib import Path
 
 from smoe_cli import console, sizes
 from smoe_cli.chat.conversation import Conversation
+from smoe_cli.chat.events import Event
 from smoe_cli.chat.launch import Chat, ChatRequest, open_chat, start, switch
 from smoe_cli.chat.meters import figures
 from smoe_cli.chat.oneshot import INTERRUPTED, interrupt_cancels, pass_on_notices
 from smoe_cli.chat.screen import Screen, open_screen
-from smoe_cli.chat.session import Event
 from smoe_cli.errors import SmoeError, UsageError
 
 HELP = {

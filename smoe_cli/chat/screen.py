@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from smoe_cli import console, settings
 from smoe_cli.chat.blocks import BlockSplitter
+from smoe_cli.chat.events import Done, Event, ReasoningDelta, TextDelta
 from smoe_cli.chat.launch import Chat
 from smoe_cli.chat.meters import Meters, summary
 from smoe_cli.chat.oneshot import notice, tell
-from smoe_cli.chat.session import Done, Event, ReasoningDelta, TextDelta
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

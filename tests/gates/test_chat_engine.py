@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from smoe_cli.chat.conversation import Conversation
+from smoe_cli.chat.events import Done, PromptSize, Restarted, TextDelta
 from smoe_cli.chat.launch import Chat, ChatRequest, open_chat, start
-from smoe_cli.chat.session import Done, PromptSize, Restarted, TextDelta
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.engine.manager import EngineManager
 from smoe_cli.engine.process import EngineProcess, engine_path

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from smoe_cli.chat.conversation import Conversation
-from smoe_cli.chat.launch import Chat, ChatRequest, start
-from smoe_cli.chat.session import (
+from smoe_cli.chat.events import (
     Done,
     Event,
     Generated,
@@ -21,9 +20,9 @@ from smoe_cli.chat.session import (
     ReasoningDelta,
     Restarted,
     TextDelta,
-    TurnOptions,
-    turn,
 )
+from smoe_cli.chat.launch import Chat, ChatRequest, start
+from smoe_cli.chat.session import TurnOptions, turn
 from smoe_cli.engine.protocol import Sampling
 from smoe_cli.errors import EngineError, EngineRefused, UnsupportedError, UsageError
 from tests.unit import fakes

@@ -45,8 +45,8 @@ PACKAGE = {
     "convert": {"families", "registry", "_core"},
     "chat": {"engine", "registry", "console"},
     "bench": {"engine", "registry", "_core"},
-    "server": {"chat", "engine", "registry"},
-    "commands": {"server", "chat", "bench", "convert", "families", "engine", "registry", "console", "_core"},
+    "serve": {"chat", "engine", "registry"},
+    "commands": {"serve", "chat", "bench", "convert", "families", "engine", "registry", "console", "_core"},
     "main": {"commands", "console"},
     "__main__": {"main"},
     "__init__": set[str](),
@@ -251,12 +251,12 @@ def test_a_reverse_import_is_found(tmp_path: Path) -> None:
             "__init__.py": "",
             "engine/__init__.py": "from . import process\n",
             "engine/process.py": "import json\nfrom smoe_cli.errors import X\ndef f():\n    from ..chat import x\n",
-            "chat/session.py": "from smoe_cli import __version__, server\nimport smoe_cli.engine.process\n",
+            "chat/session.py": "from smoe_cli import __version__, serve\nimport smoe_cli.engine.process\n",
             "odd.py": "",
         },
     )
     assert package_faults(package) == [
-        "smoe_cli/chat/session.py:1: chat -> server",
+        "smoe_cli/chat/session.py:1: chat -> serve",
         "smoe_cli/engine/process.py:4: engine -> chat",
         "smoe_cli/odd.py: no such room is listed here",
     ]
