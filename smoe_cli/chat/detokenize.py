@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from smoe_cli.chat.stream import CONTROL
 from smoe_cli.errors import UnsupportedError
 
 
@@ -115,17 +116,26 @@ class StripStart:
 
 
 class Detokenizer:
-    """One reply's ids to text. Ids in ``skip`` leave no text, as with ``skip_special_tokens``."""
+    """One reply's ids to text. Ids in ``skip`` leave no text, as with ``skip_special_tokens``; the text of those in
+    ``control`` comes with ``CONTROL`` before it."""
 
-    def __init__(self, tokenizer: Tokenizer, skip: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip: frozenset[int] = frozenset(), control: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip
+        self._control = control
         self._stages = _stages(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None)
 
     def feed(self, token: int) -> str:
         """The text that this token finishes, often a whole token's, sometimes none."""
         piece = None if token in self._skip else self._tokenizer.id_to_token(token)
-        return "" if piece is None else self._through([piece], 0)
+        if piece is None:
+            return ""
+        text = self._through([piece], 0)
+        if token in self._control and text.endswith(piece):
+            text = text[: len(text) - len(piece)] + CONTROL + piece
+        return text
 
     def end(self) -> str:
         """What is left at the end of the reply; unfinished characters come out as U+FFFD."""

@@ -1,12 +1,22 @@
 """What a reply's text is cut into as it streams: reasoning, then text, ended by stop strings.
 
-Both parsers are pure and indifferent to how the text is split: feeding it in any pieces gives the same joined result.
+The parsers are pure and indifferent to how the text is split: feeding it in any pieces gives the same joined result.
+
+A control token of the tokenizer comes with ``CONTROL`` before its text. That is half a surrogate pair, which no UTF-8
+text holds, so a marker that the model or a person only quotes is never taken for one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+CONTROL = "\ud800"
+
+
+def plain(text: str) -> str:
+    """The text as people see it."""
+    return text.replace(CONTROL, "") if CONTROL in text else text
 
 
 class StopStrings:
@@ -30,7 +40,7 @@ class StopStrings:
             _, at, self.matched = min(found)
             shown, self._held = self._held[:at], ""
             return shown
-        keep = _tail_that_may_grow(self._held, self._stops)
+        keep = tail_that_may_grow(self._held, self._stops)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
@@ -94,7 +104,7 @@ class ReasoningParser:
             pieces = self._out(before.rstrip("\n"), True)
             self._state, self._held, self._fresh = "text", after, True
             return pieces
-        keep = _tail_that_may_grow(self._held, [self._close])
+        keep = tail_that_may_grow(self._held, [self._close])
         solid = self._held[: len(self._held) - keep].rstrip("\n")  # line breaks before the closing tag go with it
         self._held = self._held[len(solid) :]
         return self._out(solid, True)
@@ -108,7 +118,7 @@ class ReasoningParser:
         return [Piece(text, reasoning)]
 
 
-def _tail_that_may_grow(text: str, targets: Sequence[str]) -> int:
+def tail_that_may_grow(text: str, targets: Sequence[str]) -> int:
     """Length of the longest tail of ``text`` that is the beginning, but not the whole, of a target."""
     longest = max((len(target) for target in targets), default=0)
     for length in range(min(len(text), longest - 1), 0, -1):

@@ -1,0 +1,56 @@
+"""``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`` in a section of calls (DeepSeek V3.1).
+
+V3 and R1 write ``function<｜tool▁sep｜>f`` and the JSON in a fence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from smoe_cli.chat.stream import plain
+from smoe_cli.chat.tools.base import Call, Syntax, Taken, Tool, is_object
+
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+
+class SeparatedCalls(Syntax):
+    markers = (SECTION, SECTION_END, OPEN, SEPARATOR, CLOSE)
+
+    @staticmethod
+    def claims(template: str) -> bool:
+        return OPEN in template
+
+    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
+        super().__init__(tools, spell)
+        section, self._section_end = spell(SECTION), spell(SECTION_END)
+        opener, separator, self._close = spell(OPEN), spell(SEPARATOR), spell(CLOSE)
+        self.openers = (
+            section,
+            opener,
+            self._section_end,
+        )
+        self.closers = (self._close, self._section_end)
+        section, opener, separator = map(re.escape, (section, opener, separator))
+        head = rf"(?:{section}\s*)?{opener}\s*"
+        fenced = rf"\w+{separator}\s*(\S+?)\s*```(?:json)?\s*(.*?)\s*(?:```)?\s*"
+        self._forms = [
+            re.compile(head + fenced, re.DOTALL),
+            re.compile(rf"{head}(\S+?)\s*{separator}\s*(.*?)\s*", re.DOTALL),
+        ]
+
+    def take(self, held: str, final: bool) -> Taken | None:
+        if held.startswith(self._section_end):
+            return Taken(len(self._section_end), ())
+        close = held.find(self._close)
+        end = held.find(self._section_end)
+        if close < 0 and end < 0 and not final:
+            return None
+        over = close >= 0 and (end < 0 or close < end)
+        body = held[: close if over else end if end >= 0 else len(held)]
+        for form in self._forms:
+            match = form.fullmatch(body)
+            if match and is_object(arguments := plain(match[2])):
+                return Taken(len(body) + (len(self._close) if over else 0), (Call(plain(match[1]), arguments),))
+        return Taken(max(len(opener) for opener in self.openers if held.startswith(opener)), None)

@@ -1,0 +1,43 @@
+"""``<minimax:tool_call><invoke name="f"><parameter name="x">text</parameter></invoke></minimax:tool_call>``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from smoe_cli.chat.stream import plain
+from smoe_cli.chat.tools.base import Call, Syntax, Taken, Tool
+from smoe_cli.chat.tools.values import schema_of, value_of, written
+
+OPEN, CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+_INVOKE = re.compile(r'\s*<invoke name="([^"]+)">(.*?)</invoke>\s*', re.DOTALL)
+_PARAMETER = re.compile(r'<parameter name="([^"]+)">\n?(.*?)\n?</parameter>', re.DOTALL)
+
+
+class InvokeTags(Syntax):
+    markers = (OPEN, CLOSE)
+
+    @staticmethod
+    def claims(template: str) -> bool:
+        return OPEN in template
+
+    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
+        super().__init__(tools, spell)
+        self._open, self._close = spell(OPEN), spell(CLOSE)
+        self.openers = (self._open,)
+        self.closers = (self._close,)
+
+    def take(self, held: str, final: bool) -> Taken | None:
+        start = len(self._open)
+        close = held.find(self._close, start)
+        if close < 0 and not final:
+            return None
+        body = plain(held[start : close if close >= 0 else len(held)])
+        calls = tuple(self._call(name, inner) for name, inner in _INVOKE.findall(body))
+        if not calls or _INVOKE.sub("", body).strip():
+            return Taken(start, None)
+        return Taken(close + len(self._close) if close >= 0 else len(held), calls)
+
+    def _call(self, name: str, body: str) -> Call:
+        properties = schema_of(self.tools, name)
+        return Call(name, written({key: value_of(text, properties.get(key)) for key, text in _PARAMETER.findall(body)}))

@@ -1,0 +1,39 @@
+"""``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, one element a call (Hermes, Qwen)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smoe_cli.chat.stream import plain
+from smoe_cli.chat.tools.base import Syntax, Taken, Tool, calls_of, in_string
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class JsonTags(Syntax):
+    markers = (OPEN, CLOSE)
+
+    @staticmethod
+    def claims(template: str) -> bool:
+        return OPEN in template
+
+    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
+        super().__init__(tools, spell)
+        self._open, self._close = spell(OPEN), spell(CLOSE)
+        self.openers = (self._open,)
+        self.closers = (self._close,)
+
+    def take(self, held: str, final: bool) -> Taken | None:
+        start = len(self._open)
+        close = held.find(self._close, start)
+        while close >= 0:
+            body = plain(held[start:close])
+            if calls := calls_of(body):
+                return Taken(close + len(self._close), calls)
+            if not in_string(body):
+                return Taken(start, None)
+            close = held.find(self._close, close + 1)  # this one may stand inside an argument
+        if not final:
+            return None
+        calls = calls_of(plain(held[start:]))  # a model may end its turn without the closing tag
+        return Taken(len(held), calls) if calls else Taken(start, None)
