@@ -35,6 +35,7 @@ import bench_routing
 from smoe_cli import _core
 from smoe_cli.bench import machine
 from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
+from smoe_cli.bench.model import describe_vault
 from smoe_cli.bench.programs import Ours, Peer, Program
 from smoe_cli.engine.flags import EngineFlags
 
@@ -54,7 +55,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.vault = bench_routing.describe_vault(options.vault)
+        self.vault = describe_vault(options.vault)
         self.samples: list[dict[str, Any]] = []
         self.details: dict[str, Any] = {}
         self.model_bytes = options.gguf.stat().st_size

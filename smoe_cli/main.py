@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": ("smoe_cli.commands.chat", "Talk to a model in the terminal."),
     "list": ("smoe_cli.commands.list", "List the vaults found."),
     "verify": ("smoe_cli.commands.verify", "Check every byte of a vault."),
+    "bench": ("smoe_cli.commands.bench", "Measure a model's speed on this machine."),
 }
 
 

@@ -20,6 +20,7 @@ from smoe_cli.bench.machine import io_read_bytes, peak_rss_bytes
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.engine.process import describe_exit, engine_path
 from smoe_cli.engine.protocol import Done, Generate, ReplyParser, Sampling
+from smoe_cli.errors import EngineError
 
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 WORKER = Path(__file__).with_name("llama_worker.py")
@@ -95,7 +96,7 @@ class Ours:
         while not reply.endswith(b"\n"):
             piece = os.read(self._process.stdout.fileno(), 65536)
             if not piece:
-                raise RuntimeError(f"{self.name}: {describe_exit(self._process.wait())}")
+                raise EngineError(f"{self.name}: {describe_exit(self._process.wait())}", "its last words stand above")
             reply += piece
         return reply
 
@@ -171,7 +172,8 @@ class Peer:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
-            raise RuntimeError(f"{self.name}: the worker ended with {code}" + (", killed for memory?" * (code == -9)))
+            why = "killed, most likely for memory" if code == -9 else f"it ended with {code}"
+            raise EngineError(f"{self.name}: {why}", "its last words stand above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

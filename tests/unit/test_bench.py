@@ -20,6 +20,7 @@ import make_bench_model
 
 from smoe_cli import _core
 from smoe_cli.bench import machine as bench_machine
+from smoe_cli.bench.model import describe_vault
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"HIDDEN": 256, "VOCAB": 320, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "EXPERTS": 6, "TOP_K": 2, "WIDTH": 96}
@@ -87,7 +88,7 @@ def test_embedding_is_scaled_and_norms_are_one(bench_vault: Path) -> None:
 
 
 def test_described_bytes_are_those_of_one_token(bench_vault: Path) -> None:
-    model = bench_routing.describe_vault(bench_vault)
+    model = describe_vault(bench_vault)
     matrices = 2 * (256 * 256 + 2 * 128 * 256 + 256 * 256) // 32 * 18  # attention of two layers, q4_0
     head = 320 * 256 // 256 * 210
     plain = 2 * (6 * 256 + 2 * 256 + 2 * 64) * 2 + 256 * 2  # routers and norms, bf16

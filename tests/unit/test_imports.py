@@ -44,7 +44,7 @@ PACKAGE = {
     "registry": {"_core"},
     "convert": {"families", "registry", "_core"},
     "chat": {"engine", "registry", "console"},
-    "bench": {"engine", "registry", "_core"},
+    "bench": {"chat", "engine", "registry", "_core"},
     "serve": {"chat", "engine", "registry"},
     "commands": {"serve", "chat", "bench", "convert", "families", "engine", "registry", "console", "_core"},
     "main": {"commands", "console"},
