@@ -7,18 +7,20 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from smoe_cli import _core
 from smoe_cli.bench import machine
 from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
 from smoe_cli.bench.measure import Work, cold_start, measure, medians
 from smoe_cli.bench.programs import Ours, Peer
 from smoe_cli.engine.flags import EngineFlags
-from smoe_cli.errors import ResourceError
+from smoe_cli.errors import ResourceError, from_core
 
 COMPARED = {"prefill_tok_s": 1, "decode_tok_s": 1, "ttft_ms": -1}  # -1: less is better
 
 
 def run(work: Work, flags: EngineFlags, peers: list[Peer], limit: int | None) -> dict[str, Any]:
     """The result, its keys as `smoe bench --json` has them. ``limit``: bytes of a memory cgroup for each program."""
+    check_plan(work, flags)
     ours = Ours("smoe", work.vault, flags)
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(cgroup(limit))
@@ -36,6 +38,14 @@ def run(work: Work, flags: EngineFlags, peers: list[Peer], limit: int | None) ->
     head |= {"commit": machine.commit(), "machine": machine.describe(), "limit_bytes": limit}
     head |= {"gen": work.gen, "repeat": work.repeat, "ids": work.ids.name} | started | {"peak_rss_bytes": peak}
     return head | summary(runs, work, [peer.name for peer in peers]) | {"runs": runs}
+
+
+def check_plan(work: Work, flags: EngineFlags) -> None:
+    """Raises what the engine would only say on its way out: a budget below the floor, flags that do not fit."""
+    try:
+        _core.plan(str(work.vault), **flags.options())
+    except _core.CoreError as error:
+        raise from_core(error) from None
 
 
 def summary(runs: list[dict[str, Any]], work: Work, peers: list[str]) -> dict[str, Any]:

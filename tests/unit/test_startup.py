@@ -20,7 +20,7 @@ def smoe(*argv: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "argv",
     [["--help"], ["--version"], ["--no-such-flag"], ["no-such-verb"]]
-    + [[verb, "--help"] for verb in ("chat", "convert", "list", "verify")],
+    + [[verb, "--help"] for verb in ("chat", "convert", "list", "verify", "bench")],
 )
 def test_nothing_heavy_is_imported(argv: list[str]) -> None:
     script = (
