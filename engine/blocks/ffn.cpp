@@ -12,6 +12,8 @@ void ffn(const Compute& c, const FfnWeights& w, Activations& input, Workspace& w
     const size_t r0 = task * step, r1 = std::min(width, r0 + step);
     multiply(c, w.gate.weight, input, gate_acts, nullptr, 0, T, r0, r1, ws.gate, width);
     multiply(c, w.up.weight, input, up_acts, nullptr, 0, T, r0, r1, ws.up, width);
+    add_bias(w.gate.bias, T, r0, r1, ws.gate, width);
+    add_bias(w.up.bias, T, r0, r1, ws.up, width);
     for (size_t t = 0; t < T; ++t) c.kernels->silu_mul(ws.gate + t * width + r0, ws.up + t * width + r0, r1 - r0);
   });
   Activations mid(ws.mid_32, ws.mid_256);

@@ -8,8 +8,8 @@
 namespace smoe {
 
 struct KvLayer {
-  uint8_t* keys = nullptr;  // [kv_heads, capacity, head_dim] of f16, or f32 in the float mode
-  uint8_t* values = nullptr;
+  uint8_t* keys = nullptr;    // [kv_heads, capacity, head_dim] of f16, or f32 in the float mode
+  uint8_t* values = nullptr;  // the keys themselves where a block caches one row for both
   size_t capacity = 0, head_dim = 0;
   size_t window = 0;  // positions a query sees, itself included
   bool f32 = false;

@@ -40,6 +40,12 @@ size_t rows_per_task(const Compute& c, size_t rows) {
   return std::clamp<size_t>(share, kTaskRows, 16 * kTaskRows);
 }
 
+void add_bias(const float* bias, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride) {
+  if (bias == nullptr) return;
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t r = row0; r < row1; ++r) y[t * y_stride + r] += bias[r];
+}
+
 void linear(const Compute& c, const Linear& l, Activations& a, float* y, size_t first) {
   const Matrix& w = l.weight;
   const size_t tokens = a.rows() - first, step = rows_per_task(c, w.rows);
@@ -47,9 +53,7 @@ void linear(const Compute& c, const Linear& l, Activations& a, float* y, size_t 
   c.pool->run((w.rows + step - 1) / step, [&](size_t task, size_t) {
     const size_t r0 = task * step, r1 = std::min<size_t>(w.rows, r0 + step);
     multiply(c, w, a, acts, nullptr, first, tokens, r0, r1, y, w.rows);
-    if (l.bias == nullptr) return;
-    for (size_t t = 0; t < tokens; ++t)
-      for (size_t r = r0; r < r1; ++r) y[t * w.rows + r] += l.bias[r];
+    add_bias(l.bias, tokens, r0, r1, y, w.rows);
   });
 }
 

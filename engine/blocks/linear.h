@@ -55,6 +55,9 @@ void multiply(const Compute& c, const Matrix& w, const Activations& a, const uin
 // Rows of a matrix that make one task: enough bytes to be worth handing out, few enough to share evenly.
 size_t rows_per_task(const Compute& c, size_t rows);
 
+// Adds a bias (null: nothing) to entries [row0, row1) of `tokens` rows of y.
+void add_bias(const float* bias, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride);
+
 // y[t - first] = W x[t] + b for t in [first, a.rows()), y contiguous with stride weight.rows.
 void linear(const Compute& c, const Linear& l, Activations& a, float* y, size_t first = 0);
 

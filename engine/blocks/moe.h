@@ -12,7 +12,7 @@
 namespace smoe {
 
 struct MoeWeights {
-  Linear router;
+  RouterWeights router;
   FfnWeights shared;       // weight.data null without a shared expert
   Linear shared_gate;      // [1, hidden]; data null without
   uint32_t moe_layer = 0;  // index into the cache's records

@@ -9,6 +9,7 @@ namespace smoe {
 
 inline constexpr size_t kKeyTile = 64;    // keys per attention tile, anchored at absolute positions
 inline constexpr size_t kQueryTile = 16;  // queries that share a decoded key tile
+inline constexpr size_t kHeadSlice = 16;  // heads of a group that do: of a wider group every slice decodes it again
 inline constexpr size_t kHeadRows = 16;   // rows of logits held at once
 
 struct Workspace {
@@ -19,10 +20,17 @@ struct Workspace {
   float* k = nullptr;          // [T, kv_heads * head_dim]
   float* v = nullptr;          // [T, kv_heads * head_dim]
   float* attn = nullptr;       // [T, heads * head_dim]
-  float* rope_cos = nullptr;   // [ropes, T, rope_half]
+  // Latent attention: q is [T, heads, nope_dim + rope_dim], k [T, kv_rank + rope_dim], attn [T, heads, v_dim].
+  float* q_latent = nullptr;    // [T, q_rank]
+  float* nope_q = nullptr;      // [heads, kLatentRows, nope_dim]
+  float* latent_q = nullptr;    // [kLatentRows, heads, kv_rank + rope_dim]
+  float* latent_out = nullptr;  // [heads, kLatentRows, kv_rank]
+  float* rope_cos = nullptr;    // [ropes, T, rope_half]
   float* rope_sin = nullptr;
   size_t rope_half = 0;  // row length of the two tables: the largest inv_freq size
   size_t rows = 0;       // T
+  const float* cos_of(size_t rope, size_t t) const { return rope_cos + (rope * rows + t) * rope_half; }
+  const float* sin_of(size_t rope, size_t t) const { return rope_sin + (rope * rows + t) * rope_half; }
 
   float* attn_worker = nullptr;  // [workers, attn_worker_floats]
   size_t attn_worker_floats = 0;
@@ -37,6 +45,7 @@ struct Workspace {
   uint8_t* mid_256 = nullptr;        // [pairs, act_row_bytes(q8_256, width)]
   float* pair_out = nullptr;         // [pairs, hidden]
   float* router = nullptr;           // [T, experts]
+  float* choice = nullptr;           // [T, experts] scores as the choice sees them, where they differ
   uint32_t* chosen = nullptr;        // [T, top_k] experts, best first
   float* weights = nullptr;          // [T, top_k]
   uint32_t* pair_of = nullptr;       // [T, top_k] where the pair lies in expert order

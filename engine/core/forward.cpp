@@ -55,7 +55,10 @@ Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t po
 Status Forward::embed(const int32_t* ids, size_t T) {
   const size_t H = model_.hidden;
   const auto row = [&](size_t t) {
-    return trunk_.embedding(static_cast<uint64_t>(ids[t]), ws_.x + t * H, ws_.normed + t * H);
+    float* x = ws_.x + t * H;
+    SMOE_TRY(trunk_.embedding(static_cast<uint64_t>(ids[t]), x, ws_.normed + t * H));
+    for (size_t i = 0; model_.embed_scale != 1 && i < H; ++i) x[i] *= model_.embed_scale;
+    return Status::ok();
   };
   std::atomic<bool> failed = false;
   compute_.pool->run(T, [&](size_t t, size_t) {
@@ -80,21 +83,30 @@ void Forward::fill_ropes(uint64_t position, size_t T) {
   }
 }
 
+void Forward::mix(size_t i, const KvLayer& kv, Activations& input, uint64_t position, size_t first) {
+  const AttentionSpec& a = model_.layers[i].attention;
+  const LayerWeights& w = trunk_.layer(i);
+  const RopeSpec& rope = model_.ropes[a.rope];
+  switch (a.block) {
+    case AttentionBlock::gqa:
+      return attention_gqa(compute_, a, w.attention, model_.norm_eps, kv, rope, ws_, input, position, first);
+    case AttentionBlock::mla:
+      return attention_mla(compute_, a, w.latent, kv, rope, ws_, input, position, first);
+  }
+}
+
 Status Forward::layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first) {
-  const LayerSpec& spec = model_.layers[i];
   const LayerWeights& w = trunk_.layer(i);
   const bool last = i + 1 == model_.layers.size();
   const size_t from = last ? first : 0, rows = T - from;
   float* x = ws_.x + from * model_.hidden;
   {
     Stopwatch watch(&buckets_.attention);
-    normalize(ws_.x, w.attn_norm, T);
     Activations input(ws_.acts_32, ws_.acts_256);
-    input.bind(ws_.normed, T, model_.hidden);
-    attention_gqa(compute_, spec.attention, w.attention, model_.norm_eps, kv.layer(i), ws_, input,
-                  model_.ropes[spec.attention.rope].inv_freq.size(), position, from);
+    read(ws_.x, w.attn_norm, T, &input);
+    mix(i, kv.layer(i), input, position, from);
     if (rows == 0) return Status::ok();
-    add(x, ws_.block_out, rows * model_.hidden);
+    add(x, w.attn_post_norm, rows);
   }
   return feed_forward(i, x, rows);
 }
@@ -105,8 +117,7 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows) {
   Activations input(ws_.acts_32, ws_.acts_256);
   {
     Stopwatch watch(&buckets_.other);
-    normalize(x, w.ffn_norm, rows);
-    input.bind(ws_.normed, rows, model_.hidden);
+    read(x, w.ffn_norm, rows, &input);
   }
   if (spec.is_moe()) {
     SMOE_TRY(moe(compute_, spec, w.moe, cache_, input, ws_, ws_.block_out, ready_, &moe_times_));
@@ -116,7 +127,7 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows) {
     ffn(compute_, w.dense, input, ws_, ws_.block_out);
   }
   Stopwatch watch(&buckets_.other);
-  add(x, ws_.block_out, rows * model_.hidden);
+  add(x, w.ffn_post_norm, rows);
   // The last layer's surviving rows move to the front, where logits() finds them.
   if (i + 1 == model_.layers.size() && x != ws_.x) std::copy_n(x, rows * model_.hidden, ws_.x);
   return Status::ok();
@@ -124,22 +135,34 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows) {
 
 float* Forward::logits(size_t row, size_t rows) {
   Stopwatch watch(&buckets_.head);
-  normalize(ws_.x + row * model_.hidden, trunk_.final_norm(), rows);
   Activations input(ws_.acts_32, ws_.acts_256);
-  input.bind(ws_.normed, rows, model_.hidden);
+  read(ws_.x + row * model_.hidden, trunk_.final_norm(), rows, &input);
   linear(compute_, trunk_.head(), input, ws_.logits);
+  for (size_t i = 0; model_.logit_scale != 1 && i < rows * model_.vocab; ++i) ws_.logits[i] *= model_.logit_scale;
   return ws_.logits;
 }
 
-void Forward::normalize(const float* x, const float* weight, size_t rows) {
+void Forward::normalize(const float* x, const NormWeights& norm, size_t rows, float* out) {
   const size_t H = model_.hidden;
   compute_.pool->run(rows, [&](size_t t, size_t) {
-    compute_.kernels->rms_norm(x + t * H, weight, H, model_.norm_eps, ws_.normed + t * H);
+    normalize_row(compute_, model_.norm, norm, x + t * H, H, model_.norm_eps, out + t * H);
   });
 }
 
-void Forward::add(float* x, const float* y, size_t n) {
-  for (size_t i = 0; i < n; ++i) x[i] += y[i];
+void Forward::read(const float* x, const NormWeights& norm, size_t rows, Activations* input) {
+  if (norm.weight != nullptr) normalize(x, norm, rows, ws_.normed);
+  input->bind(norm.weight != nullptr ? ws_.normed : x, rows, model_.hidden);
+}
+
+void Forward::add(float* x, const NormWeights& post_norm, size_t rows) {
+  if (post_norm.weight != nullptr) normalize(ws_.block_out, post_norm, rows, ws_.block_out);
+  const float *y = ws_.block_out, scale = model_.residual_scale;
+  const size_t n = rows * model_.hidden;
+  if (scale == 1) {
+    for (size_t i = 0; i < n; ++i) x[i] += y[i];
+  } else {
+    for (size_t i = 0; i < n; ++i) x[i] += y[i] * scale;
+  }
 }
 
 }  // namespace smoe

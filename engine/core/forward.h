@@ -29,10 +29,15 @@ class Forward {
  private:
   Status embed(const int32_t* ids, size_t T);
   void fill_ropes(uint64_t position, size_t T);
+  void mix(size_t i, const KvLayer& kv, Activations& input, uint64_t position, size_t first);
   Status layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first);
   Status feed_forward(size_t i, float* x, size_t rows);
-  void add(float* x, const float* y, size_t n);
-  void normalize(const float* x, const float* weight, size_t rows);
+  // x += what a block has put into ws_.block_out, [rows, hidden], after the norm that follows the block if there is
+  // one.
+  void add(float* x, const NormWeights& post_norm, size_t rows);
+  // `input` becomes x [rows, hidden] as a block reads it: normalised, where the layer has a norm before the block.
+  void read(const float* x, const NormWeights& norm, size_t rows, Activations* input);
+  void normalize(const float* x, const NormWeights& norm, size_t rows, float* out);
 
   const ModelSpec& model_;
   const Trunk& trunk_;

@@ -14,7 +14,8 @@ size_t capacity_of(const AttentionSpec& a, uint32_t ctx, uint32_t chunk) {
   return (window_of(a, ctx) + chunk + kKeyTile - 1) / kKeyTile * kKeyTile;
 }
 
-uint64_t layer_bytes(const AttentionSpec& a, uint32_t ctx, uint32_t chunk, KvType type) {
+// Of the keys; the values take as much again, unless they are the keys.
+uint64_t key_bytes(const AttentionSpec& a, uint32_t ctx, uint32_t chunk, KvType type) {
   const uint64_t element = type == KvType::f32 ? 4 : 2;
   return (uint64_t{a.kv_heads} * capacity_of(a, ctx, chunk) * a.head_dim * element + 63) / 64 * 64;
 }
@@ -23,7 +24,10 @@ uint64_t layer_bytes(const AttentionSpec& a, uint32_t ctx, uint32_t chunk, KvTyp
 
 uint64_t KvState::bytes(const ModelSpec& model, uint32_t ctx, uint32_t chunk, KvType type) {
   uint64_t sum = 0;
-  for (const LayerSpec& layer : model.layers) sum += 2 * layer_bytes(layer.attention, ctx, chunk, type);
+  for (const LayerSpec& layer : model.layers) {
+    const AttentionSpec& a = layer.attention;
+    sum += (a.shares_values() ? 1 : 2) * key_bytes(a, ctx, chunk, type);
+  }
   return sum;
 }
 
@@ -33,10 +37,12 @@ Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t
   uint8_t* at = state.memory_.data();
   for (const LayerSpec& layer : model.layers) {
     const AttentionSpec& a = layer.attention;
-    const uint64_t half = layer_bytes(a, ctx, chunk, type);
+    uint8_t* keys = at;
+    at += key_bytes(a, ctx, chunk, type);
+    uint8_t* values = a.shares_values() ? keys : at;
+    if (!a.shares_values()) at += key_bytes(a, ctx, chunk, type);
     state.layers_.push_back(
-        {at, at + half, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type == KvType::f32});
-    at += 2 * half;
+        {keys, values, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type == KvType::f32});
   }
   return state;
 }

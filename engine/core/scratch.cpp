@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "blocks/attention_mla.h"
 #include "kernels/kernels.h"
 
 namespace smoe {
@@ -9,22 +10,45 @@ namespace {
 
 // The largest of everything the blocks of a model ask for.
 struct Extents {
-  size_t q = 0, kv = 0, head_dim = 0, group = 0;
-  size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0;
+  size_t q = 0, k = 0, v = 0, attn = 0, attend_worker = 0;
+  size_t q_rank = 0, nope_q = 0, latent_q = 0, latent_out = 0;
+  size_t input_rows_bytes[2] = {};  // int8 forms of the heads' batches of latent attention
+  size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0, choice = 0;
 
   explicit Extents(const ModelSpec& model) {
     for (const LayerSpec& layer : model.layers) {
       const AttentionSpec& a = layer.attention;
-      q = std::max<size_t>(q, size_t{a.heads} * a.head_dim);
-      kv = std::max<size_t>(kv, size_t{a.kv_heads} * a.head_dim);
-      head_dim = std::max<size_t>(head_dim, a.head_dim);
-      group = std::max<size_t>(group, a.heads / a.kv_heads);
+      attend_worker = std::max(attend_worker, attend_worker_floats(a.head_dim, a.heads / a.kv_heads));
+      k = std::max<size_t>(k, size_t{a.kv_heads} * a.head_dim);
+      a.block == AttentionBlock::mla ? add_mla(a) : add_gqa(a);
       const FfnSpec& f = layer.ffn;
       dense_width = std::max<size_t>({dense_width, f.width, f.shared_width});
       expert_width = std::max<size_t>(expert_width, f.expert_width);
       top_k = std::max<size_t>(top_k, f.top_k);
       experts = std::max<size_t>(experts, f.experts);
+      if (f.correction || f.groups > 1) choice = std::max<size_t>(choice, f.experts);
     }
+  }
+
+ private:
+  void add_gqa(const AttentionSpec& a) {
+    const size_t row = size_t{a.heads} * a.head_dim;
+    q = std::max(q, row);
+    attn = std::max(attn, row);
+    v = std::max<size_t>(v, size_t{a.kv_heads} * a.head_dim);
+  }
+
+  void add_mla(const AttentionSpec& a) {
+    const size_t heads = a.heads, batch = heads * kLatentRows;
+    q = std::max(q, heads * (a.nope_dim + a.rope_dim));
+    attn = std::max(attn, heads * a.v_dim);
+    q_rank = std::max<size_t>(q_rank, a.q_rank);
+    nope_q = std::max(nope_q, batch * a.nope_dim);
+    latent_q = std::max(latent_q, batch * a.head_dim);
+    latent_out = std::max(latent_out, batch * a.kv_rank);
+    const size_t widest = std::max(a.nope_dim, a.kv_rank);
+    input_rows_bytes[0] = std::max(input_rows_bytes[0], batch * act_row_bytes(ActFormat::q8_32, widest));
+    input_rows_bytes[1] = std::max(input_rows_bytes[1], batch * act_row_bytes(ActFormat::q8_256, widest));
   }
 };
 
@@ -56,6 +80,7 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
   l.take(w->mid_256, mid_bytes(ActFormat::q8_256));
   l.take(w->pair_out, pairs * hidden);
   l.take(w->router, T * e.experts);
+  l.take(w->choice, T * e.choice);
   l.take(w->chosen, pairs);
   l.take(w->weights, pairs);
   l.take(w->pair_of, pairs);
@@ -66,26 +91,28 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
 
 uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memory, Workspace* w) {
   const Extents e(model);
-  const size_t hidden = model.hidden, widest_input = std::max(hidden, e.q);
+  const size_t hidden = model.hidden, widest_input = std::max({hidden, e.attn, e.q_rank});
   Layout l(memory);
   l.take(w->x, T * hidden);
   l.take(w->normed, T * hidden);
   l.take(w->block_out, T * hidden);
   l.take(w->q, T * e.q);
-  l.take(w->k, T * e.kv);
-  l.take(w->v, T * e.kv);
-  l.take(w->attn, T * e.q);
+  l.take(w->k, T * e.k);
+  l.take(w->v, T * e.v);
+  l.take(w->attn, T * e.attn);
+  l.take(w->q_latent, T * e.q_rank);
+  l.take(w->nope_q, e.nope_q);
+  l.take(w->latent_q, e.latent_q);
+  l.take(w->latent_out, e.latent_out);
   w->rows = T;
   w->rope_half = 0;
   for (const RopeSpec& r : model.ropes) w->rope_half = std::max(w->rope_half, r.inv_freq.size());
   l.take(w->rope_cos, model.ropes.size() * T * w->rope_half);
   l.take(w->rope_sin, model.ropes.size() * T * w->rope_half);
-  // Two decoded tiles, the scores of one query, and for each query of a tile its running output, maximum and sum.
-  const size_t states = kQueryTile * e.group;
-  w->attn_worker_floats = (2 * kKeyTile * e.head_dim + kKeyTile + states * (e.head_dim + 2) + 15) / 16 * 16;
+  w->attn_worker_floats = e.attend_worker;
   l.take(w->attn_worker, threads * w->attn_worker_floats);
-  l.take(w->acts_32, T * act_row_bytes(ActFormat::q8_32, widest_input));
-  l.take(w->acts_256, T * act_row_bytes(ActFormat::q8_256, widest_input));
+  l.take(w->acts_32, std::max(T * act_row_bytes(ActFormat::q8_32, widest_input), e.input_rows_bytes[0]));
+  l.take(w->acts_256, std::max(T * act_row_bytes(ActFormat::q8_256, widest_input), e.input_rows_bytes[1]));
   lay_out_feed_forward(e, T, hidden, l, w);
   l.take(w->logits, std::min(T, kHeadRows) * model.vocab);
   return l.bytes();

@@ -11,8 +11,10 @@ bool ends_with(const std::string& s, const char* tail) {
   return s.size() >= std::char_traits<char>::length(tail) && s.ends_with(tail);
 }
 
-// Norms and biases: one row, used element by element, kept as float32.
-bool is_vector(const std::string& name) { return ends_with(name, "norm.weight") || ends_with(name, ".bias"); }
+// Norms, biases and the like: one row, used element by element, kept as float32.
+bool is_vector(const std::string& name) {
+  return ends_with(name, "norm.weight") || ends_with(name, ".bias") || ends_with(name, ".correction");
+}
 
 uint64_t held_bytes(const std::string& name, const TensorSpec& t) {
   const uint64_t bytes =
@@ -98,6 +100,29 @@ const float* Trunk::vector(const std::string& name) const {
 
 Linear Trunk::linear(const std::string& name) const { return {matrix(name + ".weight"), vector(name + ".bias")}; }
 
+NormWeights Trunk::norm(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
+
+AttentionWeights Trunk::gqa(const std::string& prefix) const {
+  return {linear(prefix + "q"),
+          linear(prefix + "k"),
+          linear(prefix + "v"),
+          linear(prefix + "o"),
+          vector(prefix + "q_norm.weight"),
+          vector(prefix + "k_norm.weight")};
+}
+
+LatentWeights Trunk::mla(const std::string& prefix) const {
+  const Linear direct = linear(prefix + "q");
+  return {linear(prefix + "q_a"),
+          direct.weight.data != nullptr ? direct : linear(prefix + "q_b"),
+          vector(prefix + "q_a_norm.weight"),
+          linear(prefix + "kv_a"),
+          vector(prefix + "kv_a_norm.weight"),
+          matrix(prefix + "k_up.weight"),
+          matrix(prefix + "v_up.weight"),
+          linear(prefix + "o")};
+}
+
 FfnWeights Trunk::ffn(const std::string& prefix) const {
   return {linear(prefix + ".gate"), linear(prefix + ".up"), linear(prefix + ".down")};
 }
@@ -105,22 +130,26 @@ FfnWeights Trunk::ffn(const std::string& prefix) const {
 void Trunk::bind(const ModelSpec& model) {
   embed_ = matrix("embed.weight");
   head_ = model.tied_head ? Linear{embed_, nullptr} : linear("head");
-  final_norm_ = vector("final_norm.weight");
+  final_norm_ = norm("final_norm");
   uint32_t moe_layer = 0;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "attn.";
     LayerWeights w;
-    w.attn_norm = vector(prefix + "attn_norm.weight");
-    w.ffn_norm = vector(prefix + "ffn_norm.weight");
-    w.attention = {linear(attn + "q"),
-                   linear(attn + "k"),
-                   linear(attn + "v"),
-                   linear(attn + "o"),
-                   vector(attn + "q_norm.weight"),
-                   vector(attn + "k_norm.weight")};
+    w.attn_norm = norm(prefix + "attn_norm");
+    w.ffn_norm = norm(prefix + "ffn_norm");
+    w.attn_post_norm = norm(prefix + "attn_post_norm");
+    w.ffn_post_norm = norm(prefix + "ffn_post_norm");
+    if (model.layers[i].attention.block == AttentionBlock::mla) {
+      w.latent = mla(attn);
+    } else {
+      w.attention = gqa(attn);
+    }
     const FfnSpec& f = model.layers[i].ffn;
     if (f.is_moe()) {
-      w.moe = {linear(prefix + "router"), ffn(prefix + "shared"), linear(prefix + "shared_gate"), moe_layer++,
+      w.moe = {{linear(prefix + "router"), vector(prefix + "router.correction")},
+               ffn(prefix + "shared"),
+               linear(prefix + "shared_gate"),
+               moe_layer++,
                record_layout(f, model.hidden)};
     } else {
       w.dense = ffn(prefix + "ffn");

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "blocks/attention_gqa.h"
+#include "blocks/attention_mla.h"
 #include "blocks/moe.h"
+#include "blocks/norm.h"
 #include "util/aligned_buffer.h"
 #include "vault/file.h"
 #include "vault/vault.h"
@@ -15,9 +17,10 @@
 namespace smoe {
 
 struct LayerWeights {
-  const float* attn_norm = nullptr;
-  const float* ffn_norm = nullptr;
-  AttentionWeights attention;
+  NormWeights attn_norm, ffn_norm;            // no weight where the layer has no norm before its blocks
+  NormWeights attn_post_norm, ffn_post_norm;  // nor here where it has none after them
+  AttentionWeights attention;                 // of the layer's block, one of
+  LatentWeights latent;
   FfnWeights dense;  // where the layer is no mixture
   MoeWeights moe;
 };
@@ -34,13 +37,16 @@ class Trunk {
   // Has the system read an embedding that stays on disk into its page cache.
   void preload_embedding() const;
   const Linear& head() const { return head_; }
-  const float* final_norm() const { return final_norm_; }
+  const NormWeights& final_norm() const { return final_norm_; }
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
 
  private:
   Matrix matrix(const std::string& name) const;
   const float* vector(const std::string& name) const;
   Linear linear(const std::string& name) const;
+  NormWeights norm(const std::string& name) const;
+  AttentionWeights gqa(const std::string& prefix) const;
+  LatentWeights mla(const std::string& prefix) const;
   FfnWeights ffn(const std::string& prefix) const;
   Status leave_on_disk(const VaultFile& vault, const std::string& name, const TensorSpec& t);
   void bind(const ModelSpec& model);
@@ -52,7 +58,7 @@ class Trunk {
   File scout_;    // then this holds it
   uint64_t embed_offset_ = 0;
   Linear head_;
-  const float* final_norm_ = nullptr;
+  NormWeights final_norm_;
   std::vector<LayerWeights> layers_;
 };
 

@@ -3,145 +3,72 @@
 #include "vault/manifest.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "quant/quant.h"
 #include "util/fields.h"
 #include "vault/limits.h"
+#include "vault/manifest_layers.h"
 
 namespace smoe {
 namespace {
 
-Status read_encoding(const Fields& fields, std::string_view key, Encoding* out) {
-  std::string name;
-  SMOE_TRY(fields.string(key, &name));
-  if (!parse_encoding(name, out)) return fields.bad(key, "is an unknown encoding: " + json_quote(name));
-  return Status::ok();
-}
-
-Status expect_block(const Fields& fields, std::string_view key, std::string_view want) {
-  std::string got;
-  SMOE_TRY(fields.string(key, &got));
-  if (got == want) return Status::ok();
-  return Status(Code::corrupt, fields.name(key) + " is " + json_quote(got) + ", which this version does not know",
-                "update smoe, or convert the model again with this version");
-}
-
-Status read_rope(const Json& json, const std::string& where, RopeSpec* rope) {
-  SMOE_ASSIGN(const Fields fields, Fields::of(json, where));
-  SMOE_TRY(fields.only({"inv_freq", "scale"}));
-  SMOE_TRY(fields.f32("scale", 0, 1e4f, &rope->scale));
-  SMOE_ASSIGN(const Json* list, fields.array("inv_freq"));
-  if (list->items().size() > limits::kHeadDim / 2) return fields.bad("inv_freq", "is too long");
-  rope->inv_freq.resize(list->items().size());
-  for (size_t i = 0; i < rope->inv_freq.size(); ++i) {
-    if (!json_f32(list->items()[i], 0, 1e4f, &rope->inv_freq[i])) {
-      return fields.bad("inv_freq", "has an entry that is not a number from 0 to 10000, at index " + std::to_string(i));
+Status read_frequencies(const Fields& fields, std::string_view key, std::vector<float>* out) {
+  SMOE_ASSIGN(const Json* list, fields.array(key));
+  if (list->items().size() > limits::kHeadDim / 2) return fields.bad(key, "is too long");
+  out->resize(list->items().size());
+  for (size_t i = 0; i < out->size(); ++i) {
+    if (!json_f32(list->items()[i], 0, 1e4f, &(*out)[i])) {
+      return fields.bad(key, "has an entry that is not a number from 0 to 10000, at index " + std::to_string(i));
     }
   }
   return Status::ok();
 }
 
-Status read_qk_norm(const Fields& fields, QkNorm* out) {
+Status read_rope(const Json& json, const std::string& where, RopeSpec* rope) {
+  SMOE_ASSIGN(const Fields fields, Fields::of(json, where));
+  SMOE_TRY(fields.only({"inv_freq", "scale", "interleaved", "long_from", "long_inv_freq", "long_scale"}));
+  SMOE_TRY(fields.f32("scale", 0, 1e4f, &rope->scale));
+  SMOE_TRY(read_frequencies(fields, "inv_freq", &rope->inv_freq));
+  if (fields.has("interleaved")) SMOE_TRY(fields.boolean("interleaved", &rope->interleaved));
+  if (!fields.has("long_from")) return Status::ok();
+  SMOE_TRY(fields.u32("long_from", 1, limits::kPositions, &rope->long_from));
+  SMOE_TRY(fields.f32("long_scale", 0, 1e4f, &rope->long_scale));
+  SMOE_TRY(read_frequencies(fields, "long_inv_freq", &rope->long_inv_freq));
+  if (rope->long_inv_freq.size() != rope->inv_freq.size()) {
+    return fields.bad("long_inv_freq", "is not as long as inv_freq");
+  }
+  return Status::ok();
+}
+
+Status read_norm_kind(const Fields& arch, NormKind* out) {
+  if (!arch.has("norm")) return Status::ok();
   std::string name;
-  SMOE_TRY(fields.string("qk_norm", &name));
-  if (name == "none") {
-    *out = QkNorm::none;
-  } else if (name == "head") {
-    *out = QkNorm::head;
-  } else if (name == "full") {
-    *out = QkNorm::full;
-  } else {
-    return fields.bad("qk_norm", "is not none, head or full");
-  }
+  SMOE_TRY(arch.string("norm", &name));
+  if (name != "rms" && name != "layer") return arch.bad("norm", "is not rms or layer");
+  *out = name == "rms" ? NormKind::rms : NormKind::layer;
   return Status::ok();
 }
 
-Status read_attention(const Fields& fields, const ModelSpec& model, AttentionSpec* a) {
-  SMOE_TRY(expect_block(fields, "block", "gqa"));
-  SMOE_TRY(fields.only({"block", "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "qkv_clip", "rope"}));
-  SMOE_TRY(fields.u32("heads", 1, limits::kHeads, &a->heads));
-  SMOE_TRY(fields.u32("kv_heads", 1, a->heads, &a->kv_heads));
-  if (a->heads % a->kv_heads != 0) return fields.bad("kv_heads", "does not divide heads");
-  SMOE_TRY(fields.u32("head_dim", 1, limits::kHeadDim, &a->head_dim));
-  SMOE_TRY(fields.f32("scale", 0, 1e4f, &a->scale));
-  SMOE_TRY(fields.u32("window", 0, limits::kPositions, &a->window));
-  SMOE_TRY(read_qk_norm(fields, &a->qk_norm));
-  SMOE_TRY(fields.f32("qkv_clip", 0, std::numeric_limits<float>::max(), &a->qkv_clip));
-  SMOE_TRY(fields.u32("rope", 0, limits::kRopes, &a->rope));
-  if (a->rope >= model.ropes.size()) return fields.bad("rope", "is not an index into arch.ropes");
-  if (model.ropes[a->rope].inv_freq.size() * 2 > a->head_dim) return fields.bad("rope", "rotates more than head_dim");
-  return Status::ok();
-}
-
-Status read_expert_encodings(const Fields& ffn, const FfnSpec& f, uint32_t hidden, ExpertEncodings* out) {
-  SMOE_ASSIGN(const Fields fields, ffn.object("encodings"));
-  SMOE_TRY(fields.only({"gate", "up", "down"}));
-  SMOE_TRY(read_encoding(fields, "gate", &out->gate));
-  SMOE_TRY(read_encoding(fields, "up", &out->up));
-  SMOE_TRY(read_encoding(fields, "down", &out->down));
-  const auto check = [&](const char* key, Encoding e, uint32_t cols) {
-    if (row_bytes(e, cols) != 0) return Status::ok();
-    return fields.bad(key, "cannot hold rows of " + std::to_string(cols) + " values");
+// Factors that most models do without.
+Status read_scales(const Fields& arch, ModelSpec* m) {
+  const auto optional = [&](const char* key, float* out) {
+    return arch.has(key) ? arch.f32(key, -1e6f, 1e6f, out) : Status::ok();
   };
-  SMOE_TRY(check("gate", out->gate, hidden));
-  SMOE_TRY(check("up", out->up, hidden));
-  return check("down", out->down, f.expert_width);
-}
-
-Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
-  SMOE_TRY(fields.only({"block", "experts", "top_k", "expert_width", "normalize", "scaling", "activation",
-                        "shared_width", "shared_gate", "encodings"}));
-  SMOE_TRY(fields.u32("experts", 1, limits::kExperts, &f->experts));
-  SMOE_TRY(fields.u32("top_k", 1, f->experts, &f->top_k));
-  SMOE_TRY(fields.u32("expert_width", 1, limits::kWidth, &f->expert_width));
-  SMOE_TRY(fields.boolean("normalize", &f->normalize));
-  SMOE_TRY(fields.f32("scaling", -1e4f, 1e4f, &f->scaling));
-  SMOE_TRY(fields.u32("shared_width", 0, limits::kWidth, &f->shared_width));
-  SMOE_TRY(fields.boolean("shared_gate", &f->shared_gate));
-  if (f->shared_gate && f->shared_width == 0) return fields.bad("shared_gate", "is true without a shared expert");
-  return read_expert_encodings(fields, *f, hidden, &f->encodings);
-}
-
-Status read_ffn(const Fields& fields, uint32_t hidden, FfnSpec* f) {
-  std::string block;
-  SMOE_TRY(fields.string("block", &block));
-  if (block != "ffn") SMOE_TRY(expect_block(fields, "block", "moe"));
-  SMOE_TRY(expect_block(fields, "activation", "silu"));
-  if (block == "moe") return read_moe(fields, hidden, f);
-  SMOE_TRY(fields.only({"block", "width", "activation"}));
-  return fields.u32("width", 1, limits::kWidth, &f->width);
-}
-
-Status read_layers(const Fields& arch, ModelSpec* m) {
-  SMOE_ASSIGN(const Json* list, arch.array("layers"));
-  if (list->items().empty() || list->items().size() > limits::kLayers) {
-    return arch.bad("layers", "does not have 1 to " + std::to_string(limits::kLayers) + " entries");
-  }
-  uint64_t experts = 0;
-  m->layers.resize(list->items().size());
-  for (size_t i = 0; i < m->layers.size(); ++i) {
-    SMOE_ASSIGN(const Fields layer, Fields::of(list->items()[i], "arch.layers[" + std::to_string(i) + "]"));
-    SMOE_TRY(layer.only({"attention", "ffn"}));
-    SMOE_ASSIGN(const Fields attention, layer.object("attention"));
-    SMOE_TRY(read_attention(attention, *m, &m->layers[i].attention));
-    SMOE_ASSIGN(const Fields ffn, layer.object("ffn"));
-    SMOE_TRY(read_ffn(ffn, m->hidden, &m->layers[i].ffn));
-    experts += m->layers[i].ffn.experts;
-  }
-  if (experts > limits::kTotalExperts) {
-    return arch.bad("layers", "have more than " + std::to_string(limits::kTotalExperts) + " experts");
-  }
-  return Status::ok();
+  SMOE_TRY(optional("embed_scale", &m->embed_scale));
+  SMOE_TRY(optional("residual_scale", &m->residual_scale));
+  return optional("logit_scale", &m->logit_scale);
 }
 
 Status read_arch(const Fields& arch, ModelSpec* m) {
-  SMOE_TRY(arch.only({"hidden", "vocab", "max_positions", "norm_eps", "tied_head", "ropes", "layers"}));
+  SMOE_TRY(arch.only({"hidden", "vocab", "max_positions", "norm_eps", "tied_head", "ropes", "layers", "norm",
+                      "embed_scale", "residual_scale", "logit_scale"}));
   SMOE_TRY(arch.u32("hidden", 1, limits::kHidden, &m->hidden));
   SMOE_TRY(arch.u32("vocab", 1, limits::kVocab, &m->vocab));
   SMOE_TRY(arch.u32("max_positions", 1, limits::kPositions, &m->max_positions));
   SMOE_TRY(arch.f32("norm_eps", 0, 1, &m->norm_eps));
   SMOE_TRY(arch.boolean("tied_head", &m->tied_head));
+  SMOE_TRY(read_norm_kind(arch, &m->norm));
+  SMOE_TRY(read_scales(arch, m));
   SMOE_ASSIGN(const Json* ropes, arch.array("ropes"));
   if (ropes->items().size() > limits::kRopes) return arch.bad("ropes", "has too many entries");
   m->ropes.resize(ropes->items().size());

@@ -16,31 +16,57 @@ constexpr struct {
     {Encoding::q4_0, "q4_0"}, {Encoding::q4_k, "q4_k"}, {Encoding::q6_k, "q6_k"},
 };
 
-void add_attention(const AttentionSpec& a, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+// A matrix and the bias that its family may have.
+void add_linear(const std::string& name, uint64_t rows, uint64_t cols, std::vector<TrunkTensor>* out) {
+  out->push_back({name + ".weight", {rows, cols}});
+  out->push_back({name + ".bias", {rows}, false});
+}
+
+void add_norm(const ModelSpec& model, const std::string& name, std::vector<TrunkTensor>* out) {
+  out->push_back({name + ".weight", {model.hidden}});
+  if (model.norm == NormKind::layer) out->push_back({name + ".bias", {model.hidden}});
+}
+
+void add_gqa(const AttentionSpec& a, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
   const uint64_t q = uint64_t{a.heads} * a.head_dim, kv = uint64_t{a.kv_heads} * a.head_dim;
-  out->push_back({prefix + "q.weight", {q, hidden}});
-  out->push_back({prefix + "k.weight", {kv, hidden}});
-  out->push_back({prefix + "v.weight", {kv, hidden}});
-  out->push_back({prefix + "o.weight", {hidden, q}});
-  out->push_back({prefix + "q.bias", {q}, false});
-  out->push_back({prefix + "k.bias", {kv}, false});
-  out->push_back({prefix + "v.bias", {kv}, false});
-  out->push_back({prefix + "o.bias", {hidden}, false});
+  add_linear(prefix + "q", q, hidden, out);
+  add_linear(prefix + "k", kv, hidden, out);
+  add_linear(prefix + "v", kv, hidden, out);
+  add_linear(prefix + "o", hidden, q, out);
   if (a.qk_norm == QkNorm::none) return;
   const bool head = a.qk_norm == QkNorm::head;
   out->push_back({prefix + "q_norm.weight", {head ? a.head_dim : q}});
   out->push_back({prefix + "k_norm.weight", {head ? a.head_dim : kv}});
 }
 
+// k_up and v_up are what the checkpoints hold as one matrix, per head k_up transposed: the latent is multiplied by
+// neither; k_up takes the queries to it, and v_up takes what was read from it back.
+void add_mla(const AttentionSpec& a, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+  const uint64_t H = a.heads, q = H * (a.nope_dim + a.rope_dim);
+  if (a.q_rank > 0) {
+    add_linear(prefix + "q_a", a.q_rank, hidden, out);
+    out->push_back({prefix + "q_a_norm.weight", {a.q_rank}});
+    out->push_back({prefix + "q_b.weight", {q, a.q_rank}});
+  } else {
+    out->push_back({prefix + "q.weight", {q, hidden}});
+  }
+  add_linear(prefix + "kv_a", a.kv_rank + a.rope_dim, hidden, out);
+  out->push_back({prefix + "kv_a_norm.weight", {a.kv_rank}});
+  out->push_back({prefix + "k_up.weight", {H * a.kv_rank, a.nope_dim}});
+  out->push_back({prefix + "v_up.weight", {H * a.v_dim, a.kv_rank}});
+  add_linear(prefix + "o", hidden, H * a.v_dim, out);
+}
+
 void add_gated(uint64_t width, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
-  out->push_back({prefix + "gate.weight", {width, hidden}});
-  out->push_back({prefix + "up.weight", {width, hidden}});
-  out->push_back({prefix + "down.weight", {hidden, width}});
+  add_linear(prefix + "gate", width, hidden, out);
+  add_linear(prefix + "up", width, hidden, out);
+  add_linear(prefix + "down", hidden, width, out);
 }
 
 void add_ffn(const FfnSpec& f, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
   if (!f.is_moe()) return add_gated(f.width, hidden, prefix + "ffn.", out);
-  out->push_back({prefix + "router.weight", {f.experts, hidden}});
+  add_linear(prefix + "router", f.experts, hidden, out);
+  if (f.correction) out->push_back({prefix + "router.correction", {f.experts}});
   if (f.shared_width > 0) add_gated(f.shared_width, hidden, prefix + "shared.", out);
   if (f.shared_gate) out->push_back({prefix + "shared_gate.weight", {1, hidden}});
 }
@@ -57,14 +83,22 @@ std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model) {
   const uint64_t hidden = model.hidden;
   std::vector<TrunkTensor> out;
   out.push_back({"embed.weight", {model.vocab, hidden}});
-  out.push_back({"final_norm.weight", {hidden}});
-  if (!model.tied_head) out.push_back({"head.weight", {model.vocab, hidden}});
+  add_norm(model, "final_norm", &out);
+  if (!model.tied_head) add_linear("head", model.vocab, hidden, &out);
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    const std::string prefix = "layers." + std::to_string(i) + ".";
-    out.push_back({prefix + "attn_norm.weight", {hidden}});
-    out.push_back({prefix + "ffn_norm.weight", {hidden}});
-    add_attention(model.layers[i].attention, hidden, prefix + "attn.", &out);
-    add_ffn(model.layers[i].ffn, hidden, prefix, &out);
+    const LayerSpec& layer = model.layers[i];
+    const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "attn.";
+    if (layer.norms != NormPlace::after) {
+      add_norm(model, prefix + "attn_norm", &out);
+      add_norm(model, prefix + "ffn_norm", &out);
+    }
+    if (layer.norms != NormPlace::before) {
+      add_norm(model, prefix + "attn_post_norm", &out);
+      add_norm(model, prefix + "ffn_post_norm", &out);
+    }
+    const AttentionSpec& a = layer.attention;
+    a.block == AttentionBlock::mla ? add_mla(a, hidden, attn, &out) : add_gqa(a, hidden, attn, &out);
+    add_ffn(layer.ffn, hidden, prefix, &out);
   }
   return out;
 }

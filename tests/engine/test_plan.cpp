@@ -56,7 +56,7 @@ ModelSpec small_model(uint32_t layers = 6, uint32_t experts = 16, uint32_t top_k
   m.vocab = 1000;
   m.max_positions = 8192;
   m.norm_eps = 1e-6f;
-  m.ropes.push_back({{1.0f, 0.5f}, 1.0f});
+  m.ropes.emplace_back().inv_freq = {1.0f, 0.5f};
   for (uint32_t i = 0; i < layers; ++i) {
     LayerSpec layer;
     layer.attention.heads = 8;

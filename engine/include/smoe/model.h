@@ -26,31 +26,59 @@ struct TensorSpec {
 };
 
 // Rotary embedding, resolved by convert: angle(pos, i) = pos * inv_freq[i]; cos and sin are multiplied by `scale`.
-// Rotates the first 2 * inv_freq.size() values of a head, pairing value i with value i + inv_freq.size().
+// Rotates the first 2 * inv_freq.size() values of a head, pairing value i with value i + inv_freq.size(), or where
+// interleaved value 2i with value 2i + 1. Without frequencies nothing rotates. An engine whose window is longer than
+// `long_from` positions (0 = never) uses long_inv_freq and long_scale instead, from the first position on.
 struct RopeSpec {
   std::vector<float> inv_freq;
   float scale = 1.0f;
+  bool interleaved = false;
+  uint32_t long_from = 0;
+  std::vector<float> long_inv_freq;
+  float long_scale = 1.0f;
 };
 
+enum class NormKind : uint8_t { rms, layer };            // of the residual stream; layer: mean removed, with a bias
+enum class NormPlace : uint8_t { before, after, both };  // of the norms around a layer's two blocks
 enum class QkNorm : uint8_t { none, head, full };  // RMS norm of q and k: over each head, or over all heads at once
+enum class AttentionBlock : uint8_t { gqa, mla };
 
-struct AttentionSpec {  // block "gqa"
+struct AttentionSpec {
+  AttentionBlock block = AttentionBlock::gqa;
+  // Of what is cached: "mla" holds one row [kv_rank + rope_dim] a position for all heads, its keys and values at once.
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0;      // multiplies q.k, usually head_dim^-0.5
   uint32_t window = 0;  // positions a query sees, itself included; 0 = all
   QkNorm qk_norm = QkNorm::none;
+  bool norm_after_rope = false;
   float qkv_clip = 0;  // q, k, v clamped to [-clip, clip]; 0 = off
   uint32_t rope = 0;   // index into ModelSpec::ropes
+  // Block "mla": q through a latent of q_rank values (0 = directly), k and v through one of kv_rank.
+  uint32_t q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, v_dim = 0;
+  float latent_eps = 0;  // of the latents' norms
+
+  bool shares_values() const { return block == AttentionBlock::mla; }  // the cached keys are the values too
 };
 
 struct ExpertEncodings {
   Encoding gate = Encoding::f32, up = Encoding::f32, down = Encoding::f32;
 };
 
+// What a router makes of its logits. sparsemixer: each choice is weighted by its softmax over the experts within
+// `jitter` of it, as Phi-3.5-MoE does.
+enum class Scores : uint8_t { softmax, sigmoid, sparsemixer };
+enum class GroupScore : uint8_t { best, best_two };  // a group counts as its best expert, or as its best two together
+
 struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   uint32_t width = 0;  // dense width; 0 for moe
   uint32_t experts = 0, top_k = 0, expert_width = 0;
+  Scores scores = Scores::softmax;
+  bool correction = false;              // a learned bias is added to the scores for the choice, not for the weights
+  uint32_t groups = 1, top_groups = 1;  // experts are chosen from the best top_groups of equal groups only
+  GroupScore group_score = GroupScore::best;
+  float jitter = 0;           // of sparsemixer
   bool normalize = false;     // the chosen router weights are divided by their sum
+  float norm_floor = 0;       // which counts as at least this
   float scaling = 1.0f;       // and then multiplied by this
   uint32_t shared_width = 0;  // width of the always-on expert, 0 = none
   bool shared_gate = false;   // its output is multiplied by sigmoid(shared_gate . x)
@@ -61,6 +89,7 @@ struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
 struct LayerSpec {
   AttentionSpec attention;
   FfnSpec ffn;
+  NormPlace norms = NormPlace::before;
 };
 
 struct GenerationDefaults {  // the vault's generation_config; negative = not given
@@ -72,7 +101,9 @@ struct ModelSpec {
   std::string id, family, model_type, quant;
   uint32_t hidden = 0, vocab = 0, max_positions = 0;
   float norm_eps = 0;
+  NormKind norm = NormKind::rms;
   bool tied_head = false;
+  float embed_scale = 1, residual_scale = 1, logit_scale = 1;  // of embeddings, of what a block adds, of logits
   std::vector<RopeSpec> ropes;
   std::vector<LayerSpec> layers;
   std::vector<int32_t> eos_ids;
