@@ -17,6 +17,7 @@ COMMANDS = {
     "convert": ("smoe_cli.commands.convert", "Turn a checkpoint into a vault."),
     "plan": ("smoe_cli.commands.plan", "Show the memory plan of a model on this machine."),
     "chat": ("smoe_cli.commands.chat", "Talk to a model in the terminal."),
+    "serve": ("smoe_cli.commands.serve", "Answer OpenAI, Anthropic and Ollama clients over HTTP."),
     "list": ("smoe_cli.commands.list", "List the vaults found."),
     "verify": ("smoe_cli.commands.verify", "Check every byte of a vault."),
     "bench": ("smoe_cli.commands.bench", "Measure a model's speed on this machine."),

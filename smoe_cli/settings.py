@@ -24,6 +24,16 @@ def engine() -> Path | None:
     return Path(path) if path else None
 
 
+def api_key() -> str | None:
+    """SMOE_API_KEY: the key that clients of ``smoe serve`` must send."""
+    return os.environ.get("SMOE_API_KEY") or None
+
+
+def admin_token() -> str | None:
+    """SMOE_ADMIN_TOKEN: what ``smoe serve --admin`` asks of those who switch models by hand."""
+    return os.environ.get("SMOE_ADMIN_TOKEN") or None
+
+
 def ledger() -> Path:
     """The file in which this user's engines tell each other what memory they take: below XDG_RUNTIME_DIR, else in a
     folder of the user's own among the temporary files."""

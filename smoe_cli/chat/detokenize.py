@@ -49,7 +49,7 @@ class Bytes:
 
     def feed(self, piece: str) -> list[str]:
         try:
-            raw = bytes(_BYTE_OF[character] for character in piece)
+            raw = bytes(BYTE_OF[character] for character in piece)
         except KeyError:  # an added token with characters of its own
             raw = piece.encode()
         return [self._decoder.decode(raw)]
@@ -219,4 +219,4 @@ def _byte_table() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_table()
+BYTE_OF = _byte_table()

@@ -41,11 +41,18 @@ class ChatModel:
         return Detokenizer(self.tokenizer.backend, frozenset(self.tokenizer.special_ids - kept))
 
 
-def open_model(model: str | None, folder: Path | None = None, template_file: Path | None = None) -> ChatModel:
-    """Find the vault, check that it is whole, read its tokenizer. Raises UsageError for a name that is none, and
-    CorruptError for a vault or a tokenizer that is not what it was."""
+def open_model(
+    model: str | None,
+    folder: Path | None = None,
+    template_file: Path | None = None,
+    tokenizer_dir: Path | None = None,
+) -> ChatModel:
+    """Find the vault, check that it is whole, read its tokenizer, which is the one beside it unless another folder is
+    given. Raises UsageError for a name that is none, and CorruptError for a vault or a tokenizer that is not what it
+    was when the vault was made."""
     from smoe_cli import registry
 
     vault = registry.resolve(model, folder)
-    check_lineage(vault.tokenizer_dir, vault.manifest)
-    return ChatModel(vault.id, vault.path, vault.manifest, TextTokenizer(vault.tokenizer_dir), template_file)
+    tokenizer_dir = tokenizer_dir or vault.tokenizer_dir
+    check_lineage(tokenizer_dir, vault.manifest)
+    return ChatModel(vault.id, vault.path, vault.manifest, TextTokenizer(tokenizer_dir), template_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,16 +117,23 @@ class EngineManager:
         A retry delivers only what is new: the engine repeats itself exactly for the same ids and seed, so the tokens
         that were already delivered are passed over, and one that differs ends the request with EngineError.
         """
+        delivered: list[int] = []
+        yield from self._retried(lambda: self._attempt(request, delivered), retries)
+
+    def score(self, ids: Sequence[int], top: int = 0, retries: int = 1) -> Iterator[Message | Restarted]:
+        """See EngineProcess.scores. After a ``Restarted`` it begins again from the start."""
+        yield from self._retried(lambda: self._scores(ids, top), retries)
+
+    def _retried(self, attempt_once: Callable[[], Iterator[Message]], retries: int) -> Iterator[Message | Restarted]:
         with self._lock:
             self._cancelled = self._aborted = False
-            delivered: list[int] = []
             for attempt in range(retries + 1):
                 try:
                     self.start()
                     if self._cancelled:  # while it started
                         yield Done("cancel", {})
                         return
-                    yield from self._attempt(request, delivered)
+                    yield from attempt_once()
                     return
                 except (EngineDied, ProtocolError) as death:
                     self._bury()
@@ -153,6 +160,11 @@ class EngineManager:
                         continue
                     delivered.append(message.id)
                 yield message
+
+    def _scores(self, ids: Sequence[int], top: int) -> Iterator[Message]:
+        assert self._process is not None
+        with contextlib.closing(self._process.scores(ids, top)) as messages:
+            yield from messages
 
     def _bury(self) -> None:
         if self._process is not None:

@@ -81,8 +81,12 @@ class EngineProcess:
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Natural log-probability of each of ``ids[1:]`` given those before it."""
-        messages = self._exchange(score_line(ids), ReplyParser())
-        return [message.logprob for message in messages if isinstance(message, Scored)]
+        return [message.logprob for message in self.scores(ids) if isinstance(message, Scored)]
+
+    def scores(self, ids: Sequence[int], top: int = 0) -> Generator[Message, None, None]:
+        """``Prefilled`` as it goes, then a ``Scored`` for each of ``ids[1:]``, with the ``top`` likeliest in its
+        place."""
+        yield from self._exchange(score_line(ids, top), ReplyParser(score_top=top > 0))
 
     def reset(self) -> None:
         """Drop every conversation the engine holds."""

@@ -91,9 +91,10 @@ class Generate:
             yield "slide=0"
 
 
-def score_line(ids: Sequence[int]) -> str:
-    """The ``SCORE`` line, answered with the log-probability of each of ``ids[1:]``."""
-    return f"SCORE {_joined(ids)}\n"
+def score_line(ids: Sequence[int], top: int = 0) -> str:
+    """The ``SCORE`` line, answered with the log-probability of each of ``ids[1:]`` and, for ``top`` > 0, of so many of
+    the likeliest ids in its place."""
+    return f"SCORE lp={top} {_joined(ids)}\n" if top else f"SCORE {_joined(ids)}\n"
 
 
 def _joined(ids: Iterable[int]) -> str:
@@ -132,9 +133,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Scored:
-    """SCORE: the natural log-probability of the next of the given ids."""
+    """SCORE: the natural log-probability of the next of the given ids, and the likeliest there if asked for."""
 
     logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,14 @@ Message = Began | Prefilled | Token | Scored | Done
 class ReplyParser:
     """Turns the bytes of one reply into messages, however they are cut. Raises EngineRefused and ProtocolError.
 
-    With ``logprobs`` a token is held until its ``lp=`` and ``top=`` words have come; without, it is out at once.
+    With ``logprobs`` a token is held until its ``lp=`` and ``top=`` words have come; without, it is out at once. So is
+    a score with ``score_top``.
     """
 
-    def __init__(self, logprobs: int | None = None) -> None:
+    def __init__(self, logprobs: int | None = None, score_top: bool = False) -> None:
         self._logprobs = logprobs
+        self._score_top = score_top
+        self._score: float | None = None
         self._rest = ""
         self._fields: dict[str, str] = {}
         self._token: Token | None = None
@@ -199,8 +204,13 @@ class ReplyParser:
             self._token = Token(self._token.id, _float(value))
             if not self._logprobs:
                 yield from self._release()
+        elif key == "lp" and self._score_top:
+            self._score = _float(value)
         elif key == "lp":
             yield Scored(_float(value))
+        elif key == "top" and self._score is not None:
+            score, self._score = self._score, None
+            yield Scored(score, _pairs(value))
         elif key == "top" and self._token is not None:
             self._token = Token(self._token.id, self._token.logprob, _pairs(value))
             yield from self._release()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("transformers", "torch", "numpy", "tokenizers", "gguf", "prompt_toolkit", "smoe_cli._core")
+HEAVY = ("fastapi", "uvicorn", "pydantic", "psutil", "transformers", "torch", "numpy", "tokenizers", "gguf", "prompt_toolkit", "smoe_cli._core")
 
 
 def smoe(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +20,7 @@ def smoe(*argv: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "argv",
     [["--help"], ["--version"], ["--no-such-flag"], ["no-such-verb"]]
-    + [[verb, "--help"] for verb in ("chat", "convert", "list", "verify", "bench")],
+    + [[verb, "--help"] for verb in ("chat", "convert", "list", "verify", "bench", "serve")],
 )
 def test_nothing_heavy_is_imported(argv: list[str]) -> None:
     script = (

@@ -1,0 +1,122 @@
+"""The application: routes under the rules of ``security``, errors in the words of the protocol that was asked in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from smoe_cli import __version__
+from smoe_cli.errors import SmoeError
+from smoe_cli.serve import about, fields
+from smoe_cli.serve.dialect import Envelope
+from smoe_cli.serve.dialects import openai, openai_chat
+from smoe_cli.serve.respond import StreamResponse, WholeResponse, failure
+from smoe_cli.serve.security import Guarded, Refused, Rules
+from smoe_cli.serve.service import Job, Service
+
+log = logging.getLogger("smoe")
+Prepare = Callable[[], Job]
+
+
+def build(service: Service, rules: Rules) -> ASGIApp:
+    """Everything a server answers. The service's engine is stopped when the application shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(
+        title="smoe",
+        version=__version__,
+        docs_url=None,  # pages that load their scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+        openapi_url="/openapi.json",
+    )
+    _errors(app)
+    _openai(app, service)
+    about.routes(app, service)
+    return Guarded(_Counted(app, service), rules, lambda path, error: failure(error, envelope_of(path)))
+
+
+def envelope_of(path: str) -> Envelope:
+    return openai.ENVELOPE
+
+
+class _Counted:
+    """Counts answers by route and status; a path that is no route counts as ``other``, so that the set stays small."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self._service.metrics.requests[route, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
+
+
+# -- errors --
+
+
+def _errors(app: FastAPI) -> None:
+    def answer(request: Request, error: SmoeError) -> Response:
+        return failure(error, envelope_of(request.url.path))
+
+    async def smoe_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, SmoeError)
+        return answer(request, error)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        return answer(request, fields.in_words(error))
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return answer(request, Refused(error.status_code, str(error.detail)))
+
+    async def fault(request: Request, error: Exception) -> Response:
+        return answer(request, SmoeError(f"the server failed: {type(error).__name__}", "see its log"))
+
+    app.add_exception_handler(SmoeError, smoe_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, fault)
+
+
+# -- the APIs --
+
+
+async def admit(service: Service, prepare: Prepare) -> Job:
+    """What can be refused is refused here, before any header is sent: 429 first, which costs nothing, then 400."""
+    service.queue.check()
+    try:
+        return await asyncio.to_thread(prepare)
+    except UnicodeEncodeError:
+        raise Refused(400, "the request holds half of a surrogate pair, which is no character") from None
+
+
+def _openai(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(body: openai_chat.ChatBody) -> Response:
+        job = await admit(service, lambda: service.prepare(body.request()))
+        run = service.submit(job)
+        headers = {"x-request-id": openai.new_id("req")}
+        if body.stream:
+            writer = openai_chat.ChatWriter(body, job)
+            return StreamResponse(service, job, run, openai.ENVELOPE, headers, writer, "text/event-stream")
+        return WholeResponse(
+            service, job, run, openai.ENVELOPE, headers, lambda choices: openai_chat.body(job, choices)
+        )
