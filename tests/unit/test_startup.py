@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("fastapi", "uvicorn", "pydantic", "psutil", "transformers", "torch", "numpy", "tokenizers", "gguf", "prompt_toolkit", "smoe_cli._core")
+HEAVY = (
+    "fastapi",
+    "uvicorn",
+    "starlette",
+    "psutil",
+    "transformers",
+    "torch",
+    "numpy",
+    "tokenizers",
+    "gguf",
+    "prompt_toolkit",
+    "smoe_cli._core",
+)
 
 
 def smoe(*argv: str) -> subprocess.CompletedProcess[str]:
