@@ -294,6 +294,10 @@ void append_outcome(std::string* out, const Outcome& outcome) {
   count("misses=", n.misses);
   count("bytes=", n.read_bytes);
   ms("wait_ms=", n.wait_ms);
+  if (n.drafted_tokens != 0) {
+    count("drafted=", n.drafted_tokens);
+    count("accepted=", n.accepted_tokens);
+  }
   *out += outcome.finish == Finish::stop     ? "fin=stop "
           : outcome.finish == Finish::length ? "fin=length "
                                              : "fin=cancel ";

@@ -42,6 +42,8 @@ py::dict outcome_dict(const Outcome& outcome, const Collector& events) {
   d["prompt_tokens"] = n.prompt_tokens;
   d["cached_tokens"] = n.cached_tokens;
   d["generated_tokens"] = n.generated_tokens;
+  d["drafted_tokens"] = n.drafted_tokens;
+  d["accepted_tokens"] = n.accepted_tokens;
   d["prefill_ms"] = n.prefill_ms;
   d["decode_ms"] = n.decode_ms;
   d["wait_ms"] = n.wait_ms;

@@ -22,6 +22,11 @@ class Conversation {
   void reserve(size_t n) { written_ = std::max<uint64_t>(written_, held_.size() + n); }
   // ids[0, n) were computed after what is held.
   void append(const int32_t* ids, size_t n) { held_.insert(held_.end(), ids, ids + n); }
+  // Drops what is held from where it differs from `ids` on, such as a guess that did not come true. The caller has
+  // asked can_take_back() before computing it.
+  void keep_prefix_of(const std::vector<int32_t>& ids);
+  // May n positions after the next one be computed and then taken back exactly?
+  bool can_take_back(size_t n) const;
   void clear();
 
   const KvState& kv() const { return kv_; }

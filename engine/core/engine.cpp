@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/conversation.h"
+#include "core/draft.h"
 #include "core/forward.h"
 #include "core/info.h"
 #include "core/sampler.h"
@@ -47,6 +48,10 @@ class EngineImpl final : public Engine {
   // interruption.
   Status prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled);
   Status decode(Conversation& c, const Request& request, Events& events, Outcome* outcome);
+  Status decode_after(Conversation& c, const Request& request, std::vector<int32_t>* history, Events& events,
+                      Outcome* outcome);
+  size_t guess_limit(const Conversation& c, uint32_t tokens_left) const;
+  Status extend_by_guess(Conversation& c, int32_t token, std::span<const int32_t> guess);
   bool ends(int32_t id, const Request& request) const;
   // Calls row(position, logits) for every position of ids, cold; ids from `prefill` on are computed one at a time.
   template <class F>
@@ -185,33 +190,73 @@ bool EngineImpl::ends(int32_t id, const Request& request) const {
 }
 
 // Samples until an end. The hidden state of the last position is in the workspace; the step after the last token is not
-// computed.
+// computed. A run computes the last token and a guess at those after it: row 0 of its logits is what follows the last
+// token, row i what follows guess[0, i) as well, and counts only while the guess has come true.
 Status EngineImpl::decode(Conversation& c, const Request& request, Events& events, Outcome* outcome) {
   std::vector<int32_t> history(request.ids);
-  for (uint32_t n = 0;; ++n) {
+  const Status status = decode_after(c, request, &history, events, outcome);
+  c.keep_prefix_of(history);  // a guess that nobody asked about any more is not part of the conversation
+  return status;
+}
+
+Status EngineImpl::decode_after(Conversation& c, const Request& request, std::vector<int32_t>* history, Events& events,
+                                Outcome* outcome) {
+  NgramDraft draft(request.mask ? 0 : options_.draft);
+  std::span<const int32_t> guess;
+  Counters& counters = outcome->counters;
+  const float* logits = forward_->logits(0, 1);
+  size_t row = 0;
+  while (true) {
     if (events.cancelled() || (request.mask && !events.next_mask(&mask_))) {
       outcome->finish = Finish::cancel;
       return Status::ok();
     }
-    const float* logits = forward_->logits(0, 1);
     TokenEvent token;
     auto start = Clock::now();
-    SMOE_TRY(sampler_->sample(logits, history, history.size(), request.mask ? mask_.data() : nullptr, &token));
+    SMOE_TRY(sampler_->sample(logits + row * vault_.model.vocab, *history, history->size(),
+                              request.mask ? mask_.data() : nullptr, &token));
     forward_->buckets().sampler += ms_since(start);
     if (const char* warning = sampler_->take_warning()) events.on_warning(warning);
     if (ends(token.id, request)) {
       outcome->finish = Finish::stop;
       return Status::ok();
     }
-    outcome->counters.generated_tokens = n + 1;
+    ++counters.generated_tokens;
     events.on_token(token);
-    history.push_back(token.id);
-    if (n + 1 == request.max_tokens) {
+    history->push_back(token.id);
+    const bool came_true = row < guess.size() && guess[row] == token.id;
+    counters.accepted_tokens += came_true;
+    if (counters.generated_tokens == request.max_tokens) {
       outcome->finish = Finish::length;
       return Status::ok();
     }
-    SMOE_TRY(extend(c, &token.id, 1, 0));
+    if (came_true) {
+      ++row;
+      continue;
+    }
+    draft.settle(row);
+    if (!guess.empty()) c.keep_prefix_of(*history);
+    guess = draft.propose(*history, guess_limit(c, request.max_tokens - counters.generated_tokens));
+    counters.drafted_tokens += guess.size();
+    SMOE_TRY(extend_by_guess(c, token.id, guess));
+    logits = forward_->logits(0, 1 + guess.size());
+    row = 0;
   }
+}
+
+static_assert(kMaxDraft < kHeadRows);
+
+// How long a guess may be: its rows and the one before fit a chunk and the logits held, what comes after them is still
+// wanted, and the conversation can be rolled back over all of them.
+size_t EngineImpl::guess_limit(const Conversation& c, uint32_t tokens_left) const {
+  const size_t most = std::min<size_t>({options_.draft, plan_.chunk - 1, tokens_left - 1});
+  return c.can_take_back(most) ? most : 0;
+}
+
+Status EngineImpl::extend_by_guess(Conversation& c, int32_t token, std::span<const int32_t> guess) {
+  int32_t ids[kHeadRows] = {token};
+  std::copy(guess.begin(), guess.end(), ids + 1);
+  return extend(c, ids, 1 + guess.size(), 0);
 }
 
 void EngineImpl::begin_counters(Counters* counters) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "core/draft.h"
 #include "core/sampler.h"
 #include "util/numbers.h"
 #include "vault/vault.h"
@@ -68,6 +69,12 @@ bool set_activations(Text text, Launch* l) {
   return choose<bool>(text, {{"int8", false}, {"float", true}}, &l->engine.plan.float_activations);
 }
 
+bool set_draft(Text text, Launch* l) {
+  if (text == "off") return l->engine.draft = 0, true;
+  if (!text.starts_with("ngram:")) return false;
+  return number(text.substr(6), 1u, kMaxDraft, &l->engine.draft);
+}
+
 constexpr Flag kFlags[] = {
     {"--vault", "FILE", "the model: a .smoe file", [](Text v, Launch* l) { return set_text(v, &l->engine.vault); }},
     {"--scout", "FILE", "its trunk; default: the .scout.safetensors beside it",
@@ -116,6 +123,7 @@ constexpr Flag kFlags[] = {
      [](Text v, Launch* l) { return number(v, 1u, ~0u, &l->engine.plan.experts_per_token); }},
     {"--spec", "N", "experts per layer to prefetch on a guess; only 0 in this version",
      [](Text v, Launch* l) { return number(v, 0u, 0u, &l->engine.spec); }},
+    {"--draft", "ngram:N|off", "guess up to N tokens, at most 15, from the conversation; verified", set_draft},
     {"--temperature", "F", "below 1e-4: greedy; default 0.6",
      [](Text v, Launch* l) { return optional_number(v, 0.0f, FLT_MAX, &l->temperature); }},
     {"--top-p", "F", "1 = off; default 0.95",

@@ -26,6 +26,7 @@ struct EngineOptions {
   bool verify_reads = false;
   uint32_t io_workers = 0;              // threads that read from disk; 0 = the engine's choice
   uint32_t spec = 0;                    // speculative prefetch, experts per layer; 0 = off
+  uint32_t draft = 0;                   // tokens to guess at from the conversation and verify together; 0 = off
   std::string ledger;                   // file in which engines tell each other what memory they take; "" = none
   std::vector<int32_t> penalty_exempt;  // ids the repetition penalty leaves alone, passed by the launcher
 };

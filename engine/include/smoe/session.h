@@ -41,6 +41,7 @@ enum class Finish { stop, length, cancel };
 // Counters of one request. Times in milliseconds, sizes in bytes.
 struct Counters {
   uint32_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  uint32_t drafted_tokens = 0, accepted_tokens = 0;  // guesses computed, and those that came true
   double prefill_ms = 0, decode_ms = 0, wait_ms = 0;
   uint64_t hits = 0, misses = 0, read_bytes = 0;
 };
