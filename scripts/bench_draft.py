@@ -4,8 +4,8 @@ that is already there (editing code, summarising) and on one that does not.
 
     scripts/bench_draft.py --model demo --rounds 5 --draft ngram:8 [--budget 2G]
 
-For each prompt: tokens a second with and without, the ratio, tokens a step, and expert bytes read a token. Both must say
-the same, or the script fails.
+For each prompt: tokens a second with and without, the ratio, tokens a step, and expert bytes read a token. Both must
+say the same, or the script fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CODE = """def total_price(items, tax_rate, discount):
 NEWS = (
     "The town council of Brenholt voted on Tuesday to close the old bridge to cars. From April on, only cyclists and "
     "people on foot may cross it. The bridge was built in 1911 and was last repaired forty years ago. Engineers found "
-    "cracks in two of its four pillars last summer. A new bridge for cars is planned half a mile upstream and will cost "
+    "cracks in two of its four pillars last summer. A new bridge for cars is planned half a mile upstream and costs "
     "nine million. Until it opens, in three years at the earliest, drivers will have to go through the village of Ham."
 )
 PROMPTS = {
