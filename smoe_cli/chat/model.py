@@ -10,6 +10,7 @@ from typing import Any
 from smoe_cli.chat.detokenize import Detokenizer
 from smoe_cli.chat.template import ChatTemplate, load_template
 from smoe_cli.chat.tokenizer import TextTokenizer, check_lineage
+from smoe_cli.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,14 @@ class ChatModel:
     def template(self) -> ChatTemplate:
         """Loaded when it is first asked for: a model without one still answers bare text."""
         return load_template(self.tokenizer, self.template_file)
+
+    @property
+    def template_source(self) -> str:
+        """Empty for a model without one, and for one that cannot be used."""
+        try:
+            return self.template.source
+        except UsageError:
+            return ""
 
     @property
     def eos_ids(self) -> list[int]:

@@ -33,7 +33,9 @@ class FakeEngine:
         self.state: dict[str, Any] = {"answered": 0, "spent": {}}
         if self._state_path.exists():
             self.state = json.loads(self._state_path.read_text())
+        self.sessions: dict[str, list[int]] = {}
         self.held: list[int] = []
+        self.logprobs: int | None = None
         self.lines: queue.Queue[str] = queue.Queue()
         self.cancelled = threading.Event()
 
@@ -43,8 +45,10 @@ class FakeEngine:
             verb, _, rest = line.strip().partition(" ")
             if verb == "GEN":
                 self._generate(rest)
+            elif verb == "SCORE":
+                self._score(rest)
             elif verb == "RESET":
-                self.held = []
+                self.sessions = {}
                 say("<<DONE>>\n")
             elif verb == "INFO":
                 say(json.dumps({"engine": "fake", "ctx": self.script.get("ctx", 4096)}) + "\n")
@@ -62,12 +66,17 @@ class FakeEngine:
     def _generate(self, rest: str) -> None:
         words = rest.split()
         max_tokens, ids = int(words[0]), [int(word) for word in words[-1].split(",")]
+        fields = dict(word.split("=", 1) for word in words[1:-1])
         self._log({"request": rest})
         self.cancelled.clear()
+        self.logprobs = int(fields["lp"]) if "lp" in fields else None
+        name = fields.get("session", "")
+        self.held = self.sessions.get(name, [])
         cached = min(common_prefix(self.held, ids), len(ids) - 1)
         say(f"prompt={len(ids)} cached={cached} ")
         began = time.monotonic()
         finish = self._prefill(ids, cached) or self._decode(ids, max_tokens)
+        self.sessions[name] = self.held
         if finish != "err":
             made = len(self.held) - len(ids)
             ms = (time.monotonic() - began) * 1000
@@ -98,9 +107,28 @@ class FakeEngine:
             if made == max_tokens:
                 return "length"
             time.sleep(self.script.get("token_ms", 1) / 1000)
-            say(f"{token} ")
+            say(f"{token} {self._logprob(token)}")
             self.held.append(token)
         return "err" if self._fault(len(reply)) else "stop"
+
+    def _score(self, rest: str) -> None:
+        """Every token has the probability that ``_logprob`` gives it."""
+        words = rest.split()
+        ids = [int(word) for word in words[-1].split(",")]
+        self._log({"score": rest})
+        self.cancelled.clear()
+        top = next((int(word[3:]) for word in words[:-1] if word.startswith("lp=")), 0)
+        self.sessions[""], self.logprobs = list(ids), top
+        say(f"pre={len(ids)}/{len(ids)} " + "".join(self._logprob(token) for token in ids[1:]))
+        say("gen=0 prefill_ms=1 <<DONE>>\n")
+
+    def _logprob(self, token: int) -> str:
+        """Even tokens are the likeliest, odd ones come second to the one before."""
+        if self.logprobs is None:
+            return ""
+        order = [token, token + 1] if token % 2 == 0 else [token - 1, token]
+        top = ",".join(f"{one}:{-0.5 - rank}" for rank, one in enumerate(order[: self.logprobs]))
+        return f"lp={-0.5 - order.index(token)} " + (f"top={top} " if top else "")
 
     def _fault(self, after: int) -> bool:
         """Do what the script wants to go wrong here; True if the reply ended with an error."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,15 +14,16 @@ from starlette.types import ASGIApp
 
 from smoe_cli import __version__
 from smoe_cli.errors import SmoeError
-from smoe_cli.serve import about, fields
+from smoe_cli.serve import fields
 from smoe_cli.serve.dialect import Envelope
-from smoe_cli.serve.dialects import openai, openai_chat
-from smoe_cli.serve.respond import StreamResponse, WholeResponse, failure
+from smoe_cli.serve.dialects import anthropic, ollama, openai
+from smoe_cli.serve.respond import failure
+from smoe_cli.serve.routes import about, admin
+from smoe_cli.serve.routes import anthropic as anthropic_routes
+from smoe_cli.serve.routes import ollama as ollama_routes
+from smoe_cli.serve.routes import openai as openai_routes
 from smoe_cli.serve.security import Guarded, Refused, Rules
-from smoe_cli.serve.service import Job, Service
-
-log = logging.getLogger("smoe")
-Prepare = Callable[[], Job]
+from smoe_cli.serve.service import Service
 
 
 def build(service: Service, rules: Rules) -> ASGIApp:
@@ -44,13 +43,15 @@ def build(service: Service, rules: Rules) -> ASGIApp:
         openapi_url="/openapi.json",
     )
     _errors(app)
-    _openai(app, service)
-    about.routes(app, service)
+    for room in (openai_routes, anthropic_routes, ollama_routes, about, admin):
+        room.routes(app, service)
     return Guarded(_Counted(app, service), rules, lambda path, error: failure(error, envelope_of(path)))
 
 
 def envelope_of(path: str) -> Envelope:
-    return openai.ENVELOPE
+    if path.startswith("/v1/messages"):
+        return anthropic.ENVELOPE
+    return ollama.ENVELOPE if path.startswith("/api/") else openai.ENVELOPE
 
 
 class _Counted:
@@ -94,29 +95,3 @@ def _errors(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, fault)
-
-
-# -- the APIs --
-
-
-async def admit(service: Service, prepare: Prepare) -> Job:
-    """What can be refused is refused here, before any header is sent: 429 first, which costs nothing, then 400."""
-    service.queue.check()
-    try:
-        return await asyncio.to_thread(prepare)
-    except UnicodeEncodeError:
-        raise Refused(400, "the request holds half of a surrogate pair, which is no character") from None
-
-
-def _openai(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat(body: openai_chat.ChatBody) -> Response:
-        job = await admit(service, lambda: service.prepare(body.request()))
-        run = service.submit(job)
-        headers = {"x-request-id": openai.new_id("req")}
-        if body.stream:
-            writer = openai_chat.ChatWriter(body, job)
-            return StreamResponse(service, job, run, openai.ENVELOPE, headers, writer, "text/event-stream")
-        return WholeResponse(
-            service, job, run, openai.ENVELOPE, headers, lambda choices: openai_chat.body(job, choices)
-        )

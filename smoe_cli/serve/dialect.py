@@ -57,6 +57,7 @@ class Choice:
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    parts: list[tuple[str, str]] = field(default_factory=list)  # text and calls in their order: its text, its index
     tokens: list[Generated] = field(default_factory=list)
     size: PromptSize | None = None
     scored: PromptScored | None = None
@@ -72,7 +73,7 @@ class Choice:
 
     def see(self, event: Event | PromptScored) -> None:
         if isinstance(event, TextDelta):
-            self.text += event.text
+            self._say(event.text)
             self.tokens += event.tokens
         elif isinstance(event, ReasoningDelta):
             self.reasoning += event.text
@@ -85,8 +86,16 @@ class Choice:
         elif isinstance(event, Done):
             self.done = event
 
+    def _say(self, text: str) -> None:
+        self.text += text
+        if self.parts and self.parts[-1][0] == "text":
+            self.parts[-1] = ("text", self.parts[-1][1] + text)
+        elif text:
+            self.parts.append(("text", text))
+
     def _call(self, delta: ToolCallDelta) -> None:
         while len(self.calls) <= delta.index:
+            self.parts.append(("call", str(len(self.calls))))
             self.calls.append(Call())
         call = self.calls[delta.index]
         call.id += delta.id

@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class ServeRequest:
 class Prepared:
     service: Service
     rules: Rules
-    admin_token: str | None = field(default=None)
 
 
 def serve(request: ServeRequest) -> int:
@@ -87,9 +86,9 @@ def prepare(request: ServeRequest) -> Prepared:
     folder = request.chat.vault_dir or settings.vault_dir()
     fleet = Fleet(request.chat, folder, request.model_id, request.tokenizer)
     defaults = Defaults(request.chat.sampling, request.max_tokens, request.slide)
-    service = Service(fleet, defaults, request.queue, request.chat.flags.sessions or 1)
     token = (settings.admin_token() or secrets.token_urlsafe(24)) if request.admin else None
-    return Prepared(service, rules, token)
+    sessions = request.chat.flags.sessions or 1
+    return Prepared(Service(fleet, defaults, request.queue, sessions, admin_token=token), rules)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -142,8 +141,8 @@ def _greet(request: ServeRequest, prepared: Prepared, sock: socket.socket) -> No
     log.info("  OpenAI     %s/v1", base)
     log.info("  Anthropic  %s", base)
     log.info("  Ollama     %s", base)
-    if prepared.admin_token and not settings.admin_token():
-        log.info("  admin      X-Admin-Token: %s", prepared.admin_token)
+    if prepared.service.admin_token and not settings.admin_token():
+        log.info("  admin      X-Admin-Token: %s", prepared.service.admin_token)
 
 
 def _log_to_stderr() -> None:

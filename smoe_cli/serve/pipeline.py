@@ -25,6 +25,7 @@ class Limits:
     bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # alternatives beside each token; None: no report
     n: int = 1
+    window: int = 0  # the least that the window must be; 0: whatever it is
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class TurnRequest:
     thinking: bool | None = None
     effort: str | None = None  # how hard to think, in the client's word
     switches: dict[str, Any] = field(default_factory=dict)  # further variables for the template
+    continues: bool = False  # the last message is the assistant's, and the reply is to go on with it
 
 
 @dataclass(frozen=True)

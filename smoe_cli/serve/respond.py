@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from smoe_cli.errors import EngineError, SmoeError
+from smoe_cli.errors import EngineError, SmoeError, UsageError
 from smoe_cli.serve.admission import QueueFull
 from smoe_cli.serve.dialect import Choice, Envelope, Writer
 from smoe_cli.serve.run import Failed, Ping, Queued, Run, Starting
 from smoe_cli.serve.service import Job, Service
 
+T = TypeVar("T")
 NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -28,6 +29,22 @@ def failure(error: SmoeError, envelope: Envelope, headers: dict[str, str] | None
         headers["retry-after"] = str(error.retry_after_s)
     content = json.dumps(envelope.body(status, error)).encode()
     return Response(content, status, headers, "application/json")
+
+
+async def admit(service: Service, prepare: Callable[[], Job]) -> Job:
+    """What can be refused is refused here, before any header is sent: 429 first, which costs nothing, then 400."""
+    service.queue.check()
+    return await checked(prepare)
+
+
+async def checked(work: Callable[[], T]) -> T:
+    """Run it in a thread: rendering a long conversation would hold up everybody's tokens."""
+    try:
+        return await asyncio.to_thread(work)
+    except UnicodeEncodeError:
+        raise UsageError("the request holds half of a surrogate pair, which is no character") from None
+    except RecursionError:
+        raise UsageError("the request is nested too deeply") from None
 
 
 class RunResponse(Response):

@@ -21,7 +21,7 @@ from smoe_cli.serve.admission import Queue
 from smoe_cli.serve.fleet import Fleet, Loaded
 from smoe_cli.serve.metrics import Metrics
 from smoe_cli.serve.pipeline import Limits, TextRequest, TurnRequest
-from smoe_cli.serve.run import PING_S, PromptScored, Run
+from smoe_cli.serve.run import PING_S, Failed, PromptScored, Run
 from smoe_cli.serve.sessions import Sessions
 
 log = logging.getLogger("smoe")
@@ -82,7 +82,13 @@ class Service:
     the worker thread does."""
 
     def __init__(
-        self, fleet: Fleet, defaults: Defaults, queue_limit: int, sessions: int = 1, ping_s: float = PING_S
+        self,
+        fleet: Fleet,
+        defaults: Defaults,
+        queue_limit: int,
+        sessions: int = 1,
+        ping_s: float = PING_S,
+        admin_token: str | None = None,
     ) -> None:
         self.fleet = fleet
         self.defaults = defaults
@@ -90,6 +96,7 @@ class Service:
         self.sessions = Sessions(sessions)
         self.metrics = Metrics()
         self.ping_s = ping_s
+        self.admin_token = admin_token
         self._runs: set[Run] = set()
         self._engine_pid: int | None = None
 
@@ -103,11 +110,12 @@ class Service:
         options = replace(options, thinking=request.thinking, switches=request.switches, hooks=Hooks())
         if request.tools or request.response_format.kind != "text":
             raise UnsupportedError("tools and response_format are not there yet", param="tools")
-        try:
-            prompt = render(loaded.model, messages, options)
-        except RecursionError:
-            raise UsageError("the request is nested too deeply") from None
+        prompt = render(loaded.model, messages, options)
         return self._job(loaded, [prompt], request.limits, options)
+
+    def count(self, request: TurnRequest) -> int:
+        """Tokens of the prompt, which may be longer than the window."""
+        return self.prepare(request).prompt_tokens
 
     def prepare_texts(self, requests: list[TextRequest]) -> Job:
         """Several bare prompts that share their limits."""
@@ -189,6 +197,31 @@ class Service:
             self.metrics.abandoned += not run.cancelled
             self.queue.abandon(run)
 
+    def capabilities(self, loaded: Loaded) -> list[str]:
+        """In Ollama's words."""
+        return ["completion"]
+
+    async def switch(self, loaded: Loaded) -> None:
+        """Load this model when what waits has been answered. Raises what keeps it from starting."""
+        run = Run(lambda: self._switch(loaded), self.fleet.engine.cancel, self.ping_s)
+        self.queue.enter(run)
+        self.fleet.target = loaded
+        async for batch in run.batches():
+            for item in batch:
+                if isinstance(item, Failed):
+                    raise item.error
+
+    def _switch(self, loaded: Loaded) -> Generator[tuple[int, Event | PromptScored], None, None]:
+        self._activate(loaded)
+        yield from ()
+
+    def _activate(self, loaded: Loaded) -> None:
+        try:
+            self.fleet.activate(loaded)
+        except BaseException:
+            self.fleet.target = self.fleet.active
+            raise
+
     def stopped(self) -> EngineError:
         """Why a run that its client has not ended was ended."""
         return EngineError("the server is stopping", "try again later")
@@ -205,11 +238,7 @@ class Service:
     # -- the worker thread --
 
     def _work(self, job: Job) -> Generator[tuple[int, Event | PromptScored], None, None]:
-        try:
-            self.fleet.activate(job.loaded)
-        except BaseException:
-            self.fleet.target = self.fleet.active
-            raise
+        self._activate(job.loaded)
         engine = self.fleet.engine
         for index, part in enumerate(job.parts):
             if engine.pid != self._engine_pid:

@@ -1,0 +1,1 @@
+"""Paths to what answers them, one file for each protocol."""
