@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from smoe_cli import __version__
 from smoe_cli.errors import SmoeError
-from smoe_cli.serve import fields
+from smoe_cli.serve import fields, pages
 from smoe_cli.serve.dialect import Envelope
 from smoe_cli.serve.dialects import anthropic, ollama, openai
 from smoe_cli.serve.respond import failure
@@ -45,7 +45,15 @@ def build(service: Service, rules: Rules) -> ASGIApp:
     _errors(app)
     for room in (openai_routes, anthropic_routes, ollama_routes, about, admin):
         room.routes(app, service)
-    return Guarded(_Counted(app, service), rules, lambda path, error: failure(error, envelope_of(path)))
+    pages.routes(app)
+    return Guarded(_Counted(app, service), rules, _refusal)
+
+
+def _refusal(path: str, error: Refused) -> Response:
+    """A browser that opens the console without the key is told to ask for it, and sends it from then on."""
+    challenge = {"www-authenticate": 'Basic realm="smoe: any name, the API key as the password", charset="UTF-8"'}
+    asks = error.http_status == 401 and (path == "/" or path.startswith("/console/"))
+    return failure(error, envelope_of(path), challenge if asks else None)
 
 
 def envelope_of(path: str) -> Envelope:

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from smoe_cli.serve.security import Refused
+
 FOLDER = Path(__file__).with_name("console")
 
 TYPES = {
@@ -49,6 +54,19 @@ def pages() -> dict[str, Page]:
     found = {f"/console/{file.name}": _page(file) for file in sorted(FOLDER.iterdir()) if file.suffix in TYPES}
     found["/"] = found.pop("/console/index.html")
     return found
+
+
+def routes(app: FastAPI) -> None:
+    async def page(request: Request) -> Response:
+        found = pages().get(request.url.path)
+        if found is None:
+            raise Refused(404, "there is no such page", "the console is at /")
+        if request.headers.get("if-none-match") == found.headers["ETag"]:
+            return Response(status_code=304, headers=found.headers)
+        return Response(found.body, headers=found.headers)
+
+    for path in ("/", "/console/{name}"):
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
 
 def _page(file: Path) -> Page:

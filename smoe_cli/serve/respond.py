@@ -119,7 +119,7 @@ class StreamResponse(RunResponse):
             return self._writer.ping()
         if isinstance(item, Queued):
             return self._writer.queued(item)
-        return b"" if isinstance(item, Starting) else self._writer.fail(item.error)
+        return self._writer.queued(Queued(0)) if isinstance(item, Starting) else self._writer.fail(item.error)
 
 
 class WholeResponse(RunResponse):

@@ -182,7 +182,7 @@ class ReplyView {
   #running(run) {
     this.chip.hidden = false;
     this.chip.className = `chip phase-${run.phase}`;
-    const phase = { waiting: "waiting", queued: "queued", starting: "starting the engine", prefill: "prefilling", decode: "generating" };
+    const phase = { waiting: "waiting", queued: "queued", starting: "starting", prefill: "prefilling", decode: "generating" };
     setText(this.chip, phase[run.phase] ?? run.phase);
     setFigures(this.figures, run.phase === "decode" ? decodeWords(run) : waitWords(run));
     const { done, total } = run.prefill;

@@ -2,9 +2,10 @@
 
 Extensions: ``top_k min_p repetition_penalty chat_template_kwargs`` in a request, ``reasoning_content`` beside
 ``content``, ``seed`` and ``smoe`` (figures) in a reply. ``stream_options.include_progress`` adds chunks without
-choices whose ``smoe`` says where the request stands: {"phase": "queued", "ahead"}, {"phase": "prefill",
-"prompt_tokens", "cached_tokens", "window", "slides", "done", "total"}, and at the end {"phase": "done", "ttft_ms",
-"prefill_tok_s", "decode_tok_s", "hit_rate", "disk_bytes_s"}."""
+choices whose ``smoe`` says where the request stands: {"phase": "queued", "ahead"}, {"phase": "starting"},
+{"phase": "restarted", "reason"}, {"phase": "prefill", "prompt_tokens", "cached_tokens", "window", "slides", "done",
+"total"}, a few times a second {"phase": "decode", "tokens", "decode_tok_s"}, and at the end {"phase": "done",
+"ttft_ms", "prefill_tok_s", "decode_tok_s", "hit_rate", "disk_bytes_s"}."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from smoe_cli.chat.events import (
     PrefillProgress,
     PromptSize,
     ReasoningDelta,
+    Restarted,
     Stats,
     TextDelta,
     ToolCallDelta,
@@ -35,6 +37,7 @@ from smoe_cli.serve.pipeline import Limits, TurnRequest
 from smoe_cli.serve.run import PromptScored, Queued
 from smoe_cli.serve.service import Job
 
+DECODE_REPORT_S = 0.25
 FINISH = {"refusal": "content_filter"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -239,6 +242,7 @@ class ChatWriter:
         self._job = job
         self._usage, self._progress = request.option("include_usage"), request.option("include_progress")
         self._stats: dict[int, Stats] = {}
+        self._first = self._told = 0.0
         self._logprobs = job.parts[0].options.logprobs is not None
         self._head = {
             "id": new_id("chatcmpl"),
@@ -255,7 +259,7 @@ class ChatWriter:
         return b"".join(self._chunk(index, first) for index in range(len(self._job.parts)))
 
     def queued(self, queued: Queued) -> bytes:
-        return self._report(phase="queued", ahead=queued.ahead)
+        return self._report(phase="queued", ahead=queued.ahead) if queued.ahead else self._report(phase="starting")
 
     def ping(self) -> bytes:
         return b": ping\n\n"
@@ -293,7 +297,18 @@ class ChatWriter:
             return self._report(phase="prefill", **size, window=self._job.window, slides=event.slides)
         if isinstance(event, PrefillProgress):
             return self._report(phase="prefill", done=event.done, total=event.total)
-        return b""
+        if isinstance(event, Restarted):
+            return self._report(phase="restarted", reason=event.reason)
+        return self._decoding(event) if isinstance(event, Generated) else b""
+
+    def _decoding(self, event: Generated) -> bytes:
+        now = time.monotonic()
+        self._first = self._first or now
+        if now - self._told < DECODE_REPORT_S:
+            return b""
+        self._told = now
+        speed = {"decode_tok_s": round((event.tokens - 1) / (now - self._first), 3)} if now > self._first else {}
+        return self._report(phase="decode", tokens=event.tokens, **speed)
 
     def _report(self, **about: Any) -> bytes:
         return sse({**self._head, "choices": [], **self._tail, "smoe": about}) if self._progress else b""
