@@ -24,7 +24,9 @@ def browser() -> Iterator[Browser]:
         pytest.fail("the console's tests need a browser: apt-get install chromium", pytrace=False)
     with sync_playwright() as playwright:
         # Without its sandbox, which a container's root may not have: only our own pages are opened.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 
