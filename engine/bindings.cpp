@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, m) {
   smoe::bind_quant(m);
   smoe::bind_vault(m);
   smoe::bind_plan(m);
+  smoe::bind_replay(m);
   smoe::bind_sampler(m);
   smoe::bind_engine(m);
 }

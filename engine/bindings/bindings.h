@@ -13,6 +13,7 @@ void bind_errors(pybind11::module_& m);
 void bind_quant(pybind11::module_& m);    // encode, decode, pack, unpack, encoding tables
 void bind_vault(pybind11::module_& m);    // inspect, verify, VaultWriter, crc32c
 void bind_plan(pybind11::module_& m);     // plan, machine_memory, probe_disk
+void bind_replay(pybind11::module_& m);   // replay, trace_info, policies
 void bind_sampler(pybind11::module_& m);  // sample_probs, sample_draws
 void bind_engine(pybind11::module_& m);   // Engine: logits, route trace, generate, for the conformance tests and gates
 

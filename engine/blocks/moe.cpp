@@ -29,6 +29,10 @@ size_t group_by_expert(const FfnSpec& spec, size_t rows, Workspace& ws) {
   }
   for (size_t e = E; e > 0; --e) ws.expert_begin[e] = ws.expert_begin[e - 1];
   ws.expert_begin[0] = 0;
+  for (size_t i = 0; i < distinct; ++i) {
+    const uint32_t e = ws.expert_order[i];
+    ws.expert_uses[i] = ws.expert_begin[e + 1] - ws.expert_begin[e];
+  }
   return distinct;
 }
 
@@ -160,7 +164,7 @@ Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCac
   times->router += ms_since(start);
 
   // Misses are on their way while the always-on expert and the residents are computed.
-  Status status = cache.begin(w.moe_layer, ws.expert_order, distinct);
+  Status status = cache.begin(w.moe_layer, ws.expert_order, distinct, ws.expert_uses, static_cast<uint32_t>(rows));
   start = Clock::now();
   shared_expert(c, w, input, ws, y);
   Experts experts(c, spec, w.record, input, ws);

@@ -52,6 +52,7 @@ struct Workspace {
   uint32_t* pair_row = nullptr;      // [pairs] the row a pair belongs to
   uint32_t* expert_begin = nullptr;  // [experts + 1] first pair of each expert
   uint32_t* expert_order = nullptr;  // [experts] distinct experts in order of first use
+  uint32_t* expert_uses = nullptr;   // [experts] rows that chose each of these
 
   float* logits = nullptr;  // [kHeadRows, vocab]
 };

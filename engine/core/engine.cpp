@@ -10,6 +10,7 @@
 #include "core/forward.h"
 #include "core/info.h"
 #include "core/sampler.h"
+#include "experts/trace.h"
 #include "vault/vault.h"
 
 namespace smoe {
@@ -40,6 +41,7 @@ class EngineImpl final : public Engine {
   explicit EngineImpl(const EngineOptions& options) : options_(options) {}
   Status set_up(const Log& log);
   Status open_cache(const Log& log);
+  Status open_trace(const std::string& policy);
   Status check_ids(const std::vector<int32_t>& ids) const;
   Conversation& conversation(const std::string& name);
   // Computes n ids after what the conversation holds; see Forward::run for `first`.
@@ -66,6 +68,7 @@ class EngineImpl final : public Engine {
   Scratch scratch_;
   AlignedBuffer slots_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<TraceWriter> trace_file_;  // outlives the cache, which writes to it
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<Sampler> sampler_;
@@ -116,8 +119,13 @@ Status EngineImpl::open_cache(const Log& log) {
   config.slots = plan_.slots;
   config.slot_bytes = plan_.record_bytes;
   config.verify_reads = options_.verify_reads;
+  if (options_.cache_policy.empty()) options_.cache_policy = kDefaultPolicy;
+  config.policy = options_.cache_policy;
   SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
   config.memory = slots_.data();
+  config.discard = [this](uint64_t offset, uint64_t bytes) { slots_.discard(offset, bytes); };
+  SMOE_TRY(open_trace(config.policy));
+  config.log = trace_file_.get();
   ReaderOptions reads;
   if (options_.read_mode == ReadMode::direct) reads.mode = DirectMode::direct;
   if (options_.read_mode == ReadMode::buffered) reads.mode = DirectMode::buffered;
@@ -129,6 +137,18 @@ Status EngineImpl::open_cache(const Log& log) {
   SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_reader(vault_.path, reads, &notices));
   for (const std::string& notice : notices) log("notice: " + notice);
   SMOE_ASSIGN(cache_, ExpertCache::create(std::move(config), std::move(reader)));
+  return Status::ok();
+}
+
+Status EngineImpl::open_trace(const std::string& policy) {
+  if (options_.trace.empty()) return Status::ok();
+  TraceHeader header{vault_.model.id, policy, plan_.slots, {}, {}};
+  for (const LayerSpec& layer : vault_.model.layers) {
+    if (!layer.ffn.is_moe()) continue;
+    header.experts.push_back(layer.ffn.experts);
+    header.top_k.push_back(layer.ffn.top_k);
+  }
+  SMOE_ASSIGN(trace_file_, TraceWriter::open(options_.trace, header));
   return Status::ok();
 }
 
@@ -298,6 +318,7 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
   }
   n.decode_ms = ms_since(start);
   end_counters(&n);
+  if (trace_file_) SMOE_TRY(trace_file_->flush());
   if (!status.is_ok()) return status;  // what was appended before the failure stays a valid prefix
   return outcome;
 }
@@ -353,7 +374,8 @@ void EngineImpl::reset() {
 }
 
 std::string EngineImpl::info_json() const {
-  return engine_info(vault_.model, plan_, kernels_->name, options_.plan, cache_->reader().stats());
+  return engine_info(vault_.model, plan_, kernels_->name, options_.plan, cache_->reader().stats(),
+                     options_.cache_policy);
 }
 
 }  // namespace

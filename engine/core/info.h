@@ -9,6 +9,6 @@
 namespace smoe {
 
 std::string engine_info(const ModelSpec& model, const Plan& plan, const char* isa, const PlanOptions& options,
-                        const ReadStats& reads);
+                        const ReadStats& reads, const std::string& cache_policy);
 
 }  // namespace smoe

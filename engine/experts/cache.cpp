@@ -5,65 +5,92 @@
 #include <string>
 #include <utility>
 
-#include "experts/lru.h"
 #include "util/crc32c.h"
 
 namespace smoe {
 namespace {
 
-constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint32_t kNone = Residency::kNone;
 
-class LruExpertCache : public ExpertCache {
+ExpertTable table_of(const ExpertCache::Config& config) {
+  std::vector<uint32_t> experts;
+  for (const auto& layer : config.records) experts.push_back(static_cast<uint32_t>(layer.size()));
+  return ExpertTable(experts);
+}
+
+class SlotCache : public ExpertCache {
  public:
-  LruExpertCache(Config config, std::unique_ptr<Reader> reader)
-      : config_(std::move(config)), reader_(std::move(reader)), slots_(config_.slots), order_(config_.slots) {
-    uint32_t records = 0;
+  SlotCache(Config config, std::unique_ptr<Reader> reader, ExpertTable table, std::unique_ptr<Policy> policy)
+      : config_(std::move(config)),
+        reader_(std::move(reader)),
+        residency_(std::move(table), std::max(1u, config_.slots), std::move(policy)),
+        slots_(config_.slots) {
+    residency_.log_to(config_.log);
+    slot_of_.assign(residency_.table().records(), kNone);
+    asked_in_.assign(residency_.table().records(), 0);
     size_t widest = 0;
-    for (const auto& layer : config_.records) {
-      first_record_.push_back(records);
-      records += static_cast<uint32_t>(layer.size());
-      widest = std::max(widest, layer.size());
-    }
-    slot_of_.assign(records, kNone);
-    asked_in_.assign(records, 0);
+    for (const auto& layer : config_.records) widest = std::max(widest, layer.size());
     wanted_.reserve(widest);
     misses_.reserve(widest);
     ready_.reserve(widest);
+    free_.reserve(config_.slots);
+    for (uint32_t slot = config_.slots; slot-- > 0;) free_.push_back(slot);
   }
-  ~LruExpertCache() override { end(); }
+  ~SlotCache() override {
+    end();
+    while (in_flight_ > 0) complete(reader_->wait());
+  }
 
-  Status begin(uint32_t moe_layer, const uint32_t* experts, size_t count) override;
+  Status begin(uint32_t moe_layer, const uint32_t* experts, size_t count, const uint32_t* uses,
+               uint32_t tokens) override;
   Result<bool> next(std::vector<ExpertRef>* out) override;
   void release(const ExpertRef& ref) override;
   void end() override;
+  bool load(uint32_t moe_layer, uint32_t expert, bool may_evict) override;
+  uint32_t settle(bool wait) override;
+  void resize(uint32_t slots) override;
+  void seed(const std::vector<float>& counts) override { residency_.seed(counts); }
+  const Residency& residency() const override { return residency_; }
   CacheStats stats() const override { return stats_; }
   const Reader& reader() const override { return *reader_; }
 
  private:
+  // Free, loading, or holding `record`. One that `goes` is free as soon as it is neither loading nor pinned.
   struct Slot {
-    uint32_t record = kNone;  // resident, whole and checked
-    bool pinned = false;      // ready to be handed out, or handed out and not released
-    bool loading = false;     // a read into it is in flight
-    uint32_t index = 0;       // of the expert it is loading, in wanted_
+    uint32_t record = kNone;
+    bool pinned = false;     // ready to be handed out, or handed out and not released
+    bool loading = false;    // a read into it is in flight
+    bool goes = false;       // its record is not resident any more
+    uint32_t index = kNone;  // in wanted_, of the open fetch that waits for it
   };
 
   Status check_request(uint32_t moe_layer, const uint32_t* experts, size_t count);
-  uint32_t record_of(uint32_t index) const { return first_record_[layer_] + wanted_[index]; }
-  uint32_t take_victim();
+  uint32_t record_of(uint32_t index) const { return residency_.table().first_record[layer_] + wanted_[index]; }
+  const ExpertRecord& place_of(uint32_t record) const {
+    const uint32_t layer = residency_.table().layer_of[record];
+    return config_.records[layer][record - residency_.table().first_record[layer]];
+  }
+  void send_away(uint32_t record);
+  void take_hits(const Residency::Fetch& fetch);
   void issue();
+  void submit(uint32_t slot, uint32_t record);
   void complete(const ReadCompletion& completion);
+  Status checked(const ReadCompletion& completion, const ExpertRecord& place, uint32_t slot) const;
   void drain();
-  void make_ready(uint32_t index, uint32_t slot);
-  Status explain(uint32_t index, const Status& cause) const;
+  void make_ready(uint32_t slot);
+  void free_if_idle(uint32_t slot);
+  Status explain(uint32_t record, const Status& cause) const;
   uint8_t* memory(uint32_t slot) const { return config_.memory + slot * config_.slot_bytes; }
 
   const Config config_;
   const std::unique_ptr<Reader> reader_;
-  std::vector<uint32_t> first_record_;  // [moe layer], into the two below
-  std::vector<uint32_t> slot_of_;       // [record], kNone = not resident
-  std::vector<uint64_t> asked_in_;      // [record], the last fetch that asked for it
+  Residency residency_;
+  std::vector<uint32_t> slot_of_;   // [record], kNone = in no slot, or only passing through one
+  std::vector<uint64_t> asked_in_;  // [record], the last fetch that asked for it
   std::vector<Slot> slots_;
-  LruList order_;
+  std::vector<uint32_t> free_, closed_;  // slots
+  std::vector<uint32_t> evicted_;        // scratch of resize()
+  uint32_t in_flight_ = 0;               // all reads
   CacheStats stats_;
 
   // The open fetch.
@@ -74,13 +101,14 @@ class LruExpertCache : public ExpertCache {
   std::vector<uint32_t> misses_;  // indices into wanted_, in order
   std::vector<ExpertRef> ready_;  // not yet handed out
   size_t issued_ = 0;             // of misses_
+  size_t passing_ = 0;            // the first so many of misses_ do not stay
   size_t handed_out_ = 0;
-  uint32_t in_flight_ = 0;
-  uint32_t busy_slots_ = 0;  // pinned or loading
+  uint32_t awaited_ = 0;  // reads in flight for this fetch
+  uint32_t pins_ = 0;
   Status failure_;
 };
 
-Status LruExpertCache::check_request(uint32_t moe_layer, const uint32_t* experts, size_t count) {
+Status SlotCache::check_request(uint32_t moe_layer, const uint32_t* experts, size_t count) {
   if (open_) return {Code::failed, "expert cache: the last fetch was not ended"};
   if (moe_layer >= config_.records.size()) {
     return {Code::failed, "expert cache: there is no MoE layer " + std::to_string(moe_layer)};
@@ -92,107 +120,134 @@ Status LruExpertCache::check_request(uint32_t moe_layer, const uint32_t* experts
   ++fetch_;
   for (size_t i = 0; i < count; ++i) {
     if (experts[i] >= config_.records[moe_layer].size()) return refused(experts[i], " does not exist");
-    uint64_t& asked = asked_in_[first_record_[moe_layer] + experts[i]];
+    uint64_t& asked = asked_in_[residency_.table().first_record[moe_layer] + experts[i]];
     if (asked == fetch_) return refused(experts[i], " was asked for twice");
     asked = fetch_;
   }
   return Status::ok();
 }
 
-Status LruExpertCache::begin(uint32_t moe_layer, const uint32_t* experts, size_t count) {
+Status SlotCache::begin(uint32_t moe_layer, const uint32_t* experts, size_t count, const uint32_t* uses,
+                        uint32_t tokens) {
   SMOE_TRY(check_request(moe_layer, experts, count));
   open_ = true;
   layer_ = moe_layer;
   wanted_.assign(experts, experts + count);
-  misses_.clear();
   ready_.clear();
   issued_ = handed_out_ = 0;
   failure_ = Status::ok();
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t slot = slot_of_[record_of(i)];
-    if (slot == kNone) {
-      misses_.push_back(i);
-      ++stats_.misses;
-      continue;
-    }
-    ++stats_.hits;
-    order_.make_most_recent(slot);
-    make_ready(i, slot);
-    ++busy_slots_;
-  }
+  const Residency::Fetch& fetch = residency_.fetch(moe_layer, experts, uses, count, tokens);
+  stats_.hits += fetch.hits.size();
+  stats_.misses += fetch.misses.size();
+  stats_.evictions += fetch.evicted.size() + fetch.passing;
+  for (uint32_t record : fetch.evicted) send_away(record);
+  take_hits(fetch);
+  misses_.assign(fetch.misses.begin(), fetch.misses.end());
+  passing_ = fetch.passing - std::min<size_t>(fetch.passing, fetch.hits.size());
   issue();
   return Status::ok();
 }
 
-void LruExpertCache::make_ready(uint32_t index, uint32_t slot) {
+void SlotCache::take_hits(const Residency::Fetch& fetch) {
+  for (size_t i = 0; i < fetch.hits.size(); ++i) {
+    const uint32_t record = record_of(fetch.hits[i]), slot = slot_of_[record];
+    slots_[slot].index = fetch.hits[i];
+    if (i < fetch.passing) {
+      slots_[slot].goes = true;
+      slot_of_[record] = kNone;
+    }
+    if (slots_[slot].loading) {
+      ++awaited_;  // a load that nobody waited for until now
+    } else {
+      make_ready(slot);
+    }
+  }
+}
+
+void SlotCache::send_away(uint32_t record) {
+  const uint32_t slot = std::exchange(slot_of_[record], kNone);
+  slots_[slot].goes = true;
+  free_if_idle(slot);
+}
+
+void SlotCache::free_if_idle(uint32_t slot) {
+  if (!slots_[slot].goes || slots_[slot].loading || slots_[slot].pinned) return;
+  slots_[slot] = {};
+  free_.push_back(slot);
+}
+
+void SlotCache::make_ready(uint32_t slot) {
+  const uint32_t index = std::exchange(slots_[slot].index, kNone);
   slots_[slot].pinned = true;
+  ++pins_;
   ready_.push_back({wanted_[index], index, memory(slot), slot});
 }
 
-// The least recently used slot that is free to go, emptied; kNone if every slot is busy.
-uint32_t LruExpertCache::take_victim() {
-  if (busy_slots_ == config_.slots) return kNone;
-  uint32_t slot = order_.first();
-  while (slots_[slot].pinned || slots_[slot].loading) slot = order_.next(slot);
-  if (slots_[slot].record != kNone) {
-    slot_of_[slots_[slot].record] = kNone;
-    slots_[slot].record = kNone;
-    ++stats_.evictions;
-  }
-  return slot;
-}
-
-void LruExpertCache::issue() {
-  while (open_ && failure_.is_ok() && issued_ < misses_.size() && in_flight_ < config_.depth) {
-    const uint32_t slot = take_victim();
-    if (slot == kNone) break;
-    const uint32_t index = misses_[issued_++];
-    const ExpertRecord& record = config_.records[layer_][wanted_[index]];
-    slots_[slot].loading = true;
+void SlotCache::issue() {
+  while (open_ && failure_.is_ok() && issued_ < misses_.size() && in_flight_ < config_.depth && !free_.empty()) {
+    const uint32_t slot = free_.back(), index = misses_[issued_], record = record_of(index);
+    free_.pop_back();
+    slots_[slot].goes = issued_ < passing_;
     slots_[slot].index = index;
-    order_.make_most_recent(slot);
-    ++busy_slots_;
-    ++in_flight_;
-    reader_->submit({record.offset, static_cast<size_t>(record.length), memory(slot), slot});
+    if (!slots_[slot].goes) slot_of_[record] = slot;
+    ++issued_;
+    ++awaited_;
+    submit(slot, record);
   }
   reader_->flush();
 }
 
-void LruExpertCache::complete(const ReadCompletion& completion) {
-  const uint32_t slot = static_cast<uint32_t>(completion.tag);
-  const uint32_t index = slots_[slot].index;
-  const ExpertRecord& record = config_.records[layer_][wanted_[index]];
-  --in_flight_;
-  slots_[slot].loading = false;
-  Status status = completion.status;
-  if (status.is_ok()) {
-    stats_.read_bytes += record.length;
-    if (config_.verify_reads && crc32c(memory(slot), record.length) != record.crc32c) {
-      status = {Code::corrupt, "the record at offset " + std::to_string(record.offset) + " does not match its checksum",
-                "run `smoe verify` on the model, then convert or copy it again"};
-    }
-  }
-  if (!status.is_ok()) {
-    order_.make_least_recent(slot);
-    --busy_slots_;
-    if (failure_.is_ok()) failure_ = explain(index, status);
-    return;
-  }
-  slots_[slot].record = record_of(index);
-  slot_of_[record_of(index)] = slot;
-  make_ready(index, slot);
+void SlotCache::submit(uint32_t slot, uint32_t record) {
+  slots_[slot].record = record;
+  slots_[slot].loading = true;
+  ++in_flight_;
+  const ExpertRecord& place = place_of(record);
+  reader_->submit({place.offset, static_cast<size_t>(place.length), memory(slot), slot});
 }
 
-Status LruExpertCache::explain(uint32_t index, const Status& cause) const {
-  const ExpertRecord& record = config_.records[layer_][wanted_[index]];
-  return {
-      cause.code(),
-      "layer " + std::to_string(record.layer) + ", expert " + std::to_string(wanted_[index]) + ": " + cause.message(),
-      cause.hint()};
+void SlotCache::complete(const ReadCompletion& completion) {
+  const uint32_t slot = static_cast<uint32_t>(completion.tag);
+  const uint32_t record = slots_[slot].record;
+  const bool awaited = slots_[slot].index != kNone;
+  --in_flight_;
+  if (awaited) --awaited_;
+  slots_[slot].loading = false;
+  const ExpertRecord& place = place_of(record);
+  const Status status = checked(completion, place, slot);
+  if (completion.status.is_ok()) stats_.read_bytes += place.length;
+  if (!status.is_ok()) {
+    if (!slots_[slot].goes) {
+      residency_.drop(record);
+      slot_of_[record] = kNone;
+      slots_[slot].goes = true;
+    }
+    free_if_idle(slot);
+    if (awaited && failure_.is_ok()) failure_ = explain(record, status);
+  } else if (awaited && open_) {
+    make_ready(slot);
+  } else {
+    slots_[slot].index = kNone;
+    free_if_idle(slot);
+  }
+}
+
+Status SlotCache::checked(const ReadCompletion& completion, const ExpertRecord& place, uint32_t slot) const {
+  if (!completion.status.is_ok() || !config_.verify_reads) return completion.status;
+  if (crc32c(memory(slot), place.length) == place.crc32c) return Status::ok();
+  return {Code::corrupt, "the record at offset " + std::to_string(place.offset) + " does not match its checksum",
+          "run `smoe verify` on the model, then convert or copy it again"};
+}
+
+Status SlotCache::explain(uint32_t record, const Status& cause) const {
+  const uint32_t layer = residency_.table().layer_of[record];
+  return {cause.code(),
+          "layer " + std::to_string(place_of(record).layer) + ", expert " +
+              std::to_string(record - residency_.table().first_record[layer]) + ": " + cause.message(),
+          cause.hint()};
 }
 
 // Takes in what has arrived, without waiting, and keeps the disk busy.
-void LruExpertCache::drain() {
+void SlotCache::drain() {
   ReadCompletion completion;
   while (in_flight_ > 0 && reader_->poll(&completion)) {
     complete(completion);
@@ -200,13 +255,13 @@ void LruExpertCache::drain() {
   }
 }
 
-Result<bool> LruExpertCache::next(std::vector<ExpertRef>* out) {
+Result<bool> SlotCache::next(std::vector<ExpertRef>* out) {
   if (!open_) return Status(Code::failed, "expert cache: next() without begin()");
   issue();
   drain();
   while (ready_.empty() && failure_.is_ok() && handed_out_ < wanted_.size()) {
     if (in_flight_ == 0) {
-      return Status(Code::failed, "expert cache: all " + std::to_string(config_.slots) +
+      return Status(Code::failed, "expert cache: all " + std::to_string(residency_.slots()) +
                                       " slots are held by the caller and more experts are to come");
     }
     const auto since = std::chrono::steady_clock::now();
@@ -222,22 +277,71 @@ Result<bool> LruExpertCache::next(std::vector<ExpertRef>* out) {
   return true;
 }
 
-void LruExpertCache::release(const ExpertRef& ref) {
+void SlotCache::release(const ExpertRef& ref) {
   if (ref.slot >= slots_.size() || !slots_[ref.slot].pinned) return;
   slots_[ref.slot].pinned = false;
-  --busy_slots_;
+  --pins_;
+  free_if_idle(ref.slot);
   drain();
   issue();
 }
 
-void LruExpertCache::end() {
+void SlotCache::end() {
+  if (!open_) return;
   open_ = false;  // nothing more is issued
-  while (in_flight_ > 0) complete(reader_->wait());
-  if (busy_slots_ > 0) {  // pins that the caller did not release, as after an error
-    for (Slot& slot : slots_) slot.pinned = false;
-    busy_slots_ = 0;
+  while (awaited_ > 0) complete(reader_->wait());
+  for (size_t i = std::max(issued_, passing_); i < misses_.size(); ++i) residency_.drop(record_of(misses_[i]));
+  for (uint32_t slot = 0; pins_ > 0 && slot < slots_.size(); ++slot) {  // what was not released, as after an error
+    if (!slots_[slot].pinned) continue;
+    slots_[slot].pinned = false;
+    --pins_;
+    free_if_idle(slot);
   }
   ready_.clear();
+}
+
+bool SlotCache::load(uint32_t moe_layer, uint32_t expert, bool may_evict) {
+  if ((open_ && issued_ < misses_.size()) || in_flight_ >= config_.depth) return false;
+  if (moe_layer >= config_.records.size() || expert >= config_.records[moe_layer].size()) return false;
+  const uint32_t record = residency_.table().first_record[moe_layer] + expert;
+  uint32_t evicted = kNone;
+  if (!residency_.insert(record, may_evict, &evicted)) return false;
+  if (evicted != kNone) {
+    ++stats_.evictions;
+    send_away(evicted);
+  }
+  while (free_.empty()) complete(reader_->wait());  // a slot is due, but its record left while it was being read
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  slot_of_[record] = slot;
+  submit(slot, record);
+  reader_->flush();
+  return true;
+}
+
+uint32_t SlotCache::settle(bool wait) {
+  if (wait && in_flight_ > 0) complete(reader_->wait());
+  drain();
+  return in_flight_;
+}
+
+void SlotCache::resize(uint32_t slots) {
+  if (open_ || slots == 0 || slots > config_.slots) return;
+  while (in_flight_ > 0) complete(reader_->wait());
+  evicted_.clear();
+  residency_.resize(slots, &evicted_);
+  stats_.evictions += evicted_.size();
+  for (uint32_t record : evicted_) send_away(record);
+  while (config_.slots - closed_.size() > slots) {
+    const uint32_t slot = free_.back();
+    free_.pop_back();
+    closed_.push_back(slot);
+    if (config_.discard) config_.discard(slot * config_.slot_bytes, config_.slot_bytes);
+  }
+  while (config_.slots - closed_.size() < slots) {
+    free_.push_back(closed_.back());
+    closed_.pop_back();
+  }
 }
 
 Status check_config(const ExpertCache::Config& config) {
@@ -263,7 +367,10 @@ Status check_config(const ExpertCache::Config& config) {
 
 Result<std::unique_ptr<ExpertCache>> ExpertCache::create(Config config, std::unique_ptr<Reader> reader) {
   SMOE_TRY(check_config(config));
-  return std::unique_ptr<ExpertCache>(std::make_unique<LruExpertCache>(std::move(config), std::move(reader)));
+  ExpertTable table = table_of(config);
+  SMOE_ASSIGN(std::unique_ptr<Policy> policy, make_policy(config.policy, table));
+  return std::unique_ptr<ExpertCache>(
+      std::make_unique<SlotCache>(std::move(config), std::move(reader), std::move(table), std::move(policy)));
 }
 
 }  // namespace smoe

@@ -1,22 +1,24 @@
-// The expert cache: one pool of equal slots. A slot in use by a computation is pinned and never evicted. Policy: exact
-// LRU. Single caller (the engine thread); the reader's threads only fill buffers.
+// The expert cache: one pool of equal slots. A slot in use by a computation is pinned and never read into. What is
+// resident is decided by experts/residency.h when a fetch begins, before anything is read, so that it never depends on
+// which read arrives first. Single caller (the engine thread); the reader's threads only fill buffers.
 //
 // Invariants
-// - A slot holds a record only once all of it has been read (and checked, with verify_reads): a failed read leaves it
-// empty.
-// - begin() touches the residents among the experts in the caller's order; each miss becomes the most recent when its
+// - A slot is handed out only once all of its record has been read (and checked, with verify_reads); a record whose
 // read
-//   is issued, in the caller's order. The victim is the least recently used slot that is neither pinned nor being read
-//   into.
-// - begin, next, release and end issue reads whenever a slot is free and fewer than `depth` are in flight.
+//   failed is not resident.
+// - Misses are read in the caller's order, whenever a slot is free and fewer than `depth` reads are in flight.
 // - Any count of experts works with any number of slots >= 1, as long as the caller releases what it has before it asks
 //   next() for more than there are slots.
+// - A read that nobody waits for (load) starts only when every read of the open fetch, if there is one, has started.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "experts/residency.h"
 #include "io/reader.h"
 #include "smoe/status.h"
 
@@ -53,23 +55,44 @@ class ExpertCache {
     uint64_t slot_bytes = 0;
     bool verify_reads = false;
     uint32_t depth = 8;  // reads in flight at most
+    std::string policy = kDefaultPolicy;
+    ResidencyLog* log = nullptr;                                   // gets all that decides what is resident
+    std::function<void(uint64_t offset, uint64_t bytes)> discard;  // gives memory of closed slots back to the system
   };
-  // Errors: Code::usage for records that no slot can hold, memory or slots that are not aligned, or no slots.
+  // Errors: Code::usage for records that no slot can hold, memory or slots that are not aligned, no slots, or an
+  // unknown policy.
   static Result<std::unique_ptr<ExpertCache>> create(Config config, std::unique_ptr<Reader> reader);
   virtual ~ExpertCache() = default;
 
   // Starts on the distinct experts of one layer, in the caller's order (router order for decode). Residents count as
   // hits and are pinned at once, misses are read as slots allow. One fetch at a time. Errors: Code::failed for an
-  // unknown layer or expert, one given twice, or a fetch that is still open.
-  virtual Status begin(uint32_t moe_layer, const uint32_t* experts, size_t count) = 0;
+  // unknown layer or expert, one given twice, or a fetch that is still open. The fetch is made for `tokens` tokens, of
+  // which uses[i] chose experts[i] (null: each one): what policies count.
+  virtual Status begin(uint32_t moe_layer, const uint32_t* experts, size_t count, const uint32_t* uses = nullptr,
+                       uint32_t tokens = 1) = 0;
   // The experts that are ready and not yet handed out: appends at least one to `out`, blocking if need be; false = all
   // done. On an I/O error returns it, naming layer and expert; the caller then calls end(). With every slot held by the
   // caller and experts still to come it is Code::failed. `out` should have room reserved for `count`.
   virtual Result<bool> next(std::vector<ExpertRef>* out) = 0;
   virtual void release(const ExpertRef& ref) = 0;
-  // Drops pins and waits for reads still in flight. Always called, also after an error.
+  // Drops pins and waits for this fetch's reads still in flight. Always called, also after an error.
   virtual void end() = 0;
 
+  // Starts to read a record that nobody has asked for into a free slot, or with may_evict (a guess) into that of a
+  // record that gives way; a guess stays until its layer's next fetch, unless a fetch needs its slot. False where
+  // nothing was started: it is resident or on its way, there is no slot for it, guesses have half of the slots, the
+  // open fetch has reads to start, or `depth` reads are in flight. A read that fails leaves the record out, without an
+  // error.
+  virtual bool load(uint32_t moe_layer, uint32_t expert, bool may_evict) = 0;
+  // Takes in loads that have arrived, with `wait` at least one if any are in flight. How many still are.
+  virtual uint32_t settle(bool wait) = 0;
+  // Between fetches: another number of slots, from 1 to Config::slots. What no longer fits is evicted, and the memory
+  // of closed slots is given back.
+  virtual void resize(uint32_t slots) = 0;
+  // Between fetches: decayed counts of an earlier process, one for each record, before the first fetch.
+  virtual void seed(const std::vector<float>& counts) = 0;
+
+  virtual const Residency& residency() const = 0;
   virtual CacheStats stats() const = 0;
   virtual const Reader& reader() const = 0;
 };

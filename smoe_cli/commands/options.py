@@ -60,6 +60,12 @@ _ENGINE: dict[str, Any] = {
     "direct": Annotated[bool | None, _option("--direct/--buffered", help="Force direct or buffered reads.")],
     "isa": Annotated[Isa | None, _option("--isa", help="Force the kernels' instruction set.")],
     "verify_reads": Annotated[bool, _option("--verify-reads", help="Check each expert's checksum when it is read.")],
+    "cache_policy": Annotated[
+        str | None, _option("--cache-policy", help="Which expert gives way: lru, decayed, floors, lfru, least-stale.")
+    ],
+    "trace": Annotated[
+        str | None, _option("--trace", metavar="FILE", help="Write down which experts were asked for, to replay.")
+    ],
     "spec": Annotated[int | None, _option("--spec", min=0, help="Experts a layer to read ahead on a guess; 0 is off.")],
     "activations": Annotated[Activations | None, _option("--activations", help="int8, or float, the reference.")],
     "kv": Annotated[Kv | None, _option("--kv", help="How keys and values are kept.")],

@@ -19,6 +19,8 @@ class EngineFlags:
     direct: bool | None = None  # False is --buffered
     isa: str | None = None
     verify_reads: bool = False
+    cache_policy: str | None = None
+    trace: str | None = None  # a file
     spec: int | None = None
     activations: str | None = None
     kv: str | None = None

@@ -6,81 +6,14 @@
 #include <random>
 #include <vector>
 
+#include "cache_bench.h"
 #include "check.h"
-#include "experts/cache.h"
-#include "experts/lru.h"
 #include "fake_tree.h"
-#include "io/memory.h"
-#include "util/aligned_buffer.h"
-#include "util/crc32c.h"
 
 using namespace smoe;
+using namespace cache_bench;
 
 namespace {
-
-constexpr uint64_t kRecord = 16384;
-
-// A little vault in memory: `layers` x `experts` records, each filled with bytes that name it.
-struct Bench {
-  Bench(uint32_t layers, uint32_t experts, uint32_t slots, MemoryReaderOptions options = {}, bool verify = true,
-        uint32_t depth = 3)
-      : experts(experts), bytes(layers * experts * kRecord) {
-    ExpertCache::Config config;
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      config.records.emplace_back();
-      for (uint32_t expert = 0; expert < experts; ++expert) {
-        const uint64_t offset = (layer * experts + expert) * kRecord;
-        uint32_t words[2] = {layer, expert};
-        for (uint64_t at = 0; at < kRecord; at += sizeof words) std::memcpy(&bytes[offset + at], words, sizeof words);
-        config.records.back().push_back({offset, kRecord, crc32c(&bytes[offset], kRecord), layer + 10});
-      }
-    }
-    memory = std::move(AlignedBuffer::allocate(slots * kRecord)).value();
-    config.memory = memory.data();
-    config.slots = slots;
-    config.slot_bytes = kRecord;
-    config.verify_reads = verify;
-    config.depth = depth;
-    auto reader = open_memory_reader(bytes, std::move(options));
-    cache = std::move(ExpertCache::create(std::move(config), std::move(reader))).value();
-  }
-
-  bool is_record(const ExpertRef& ref, uint32_t layer) const {
-    return std::memcmp(ref.data, &bytes[(layer * experts + ref.expert) * kRecord], kRecord) == 0;
-  }
-
-  // One whole fetch, released expert by expert; false on a wrong or missing expert or an error.
-  bool fetch(uint32_t layer, const std::vector<uint32_t>& wanted, Status* status = nullptr) {
-    std::vector<int> seen(wanted.size(), 0);
-    if (!cache->begin(layer, wanted.data(), wanted.size()).is_ok()) return false;
-    bool right = true;
-    std::vector<ExpertRef> batch;
-    for (;;) {
-      batch.clear();
-      Result<bool> more = cache->next(&batch);
-      if (!more.is_ok()) {
-        if (status) *status = more.status();
-        right = false;
-        break;
-      }
-      if (!*more) break;
-      if (batch.empty()) right = false;
-      for (const ExpertRef& ref : batch) {
-        if (ref.index >= wanted.size() || wanted[ref.index] != ref.expert || !is_record(ref, layer)) right = false;
-        ++seen[ref.index];
-        cache->release(ref);
-      }
-    }
-    cache->end();
-    for (int count : seen) right = right && count == 1;
-    return right;
-  }
-
-  uint32_t experts;
-  std::vector<uint8_t> bytes;
-  AlignedBuffer memory;
-  std::unique_ptr<ExpertCache> cache;
-};
 
 // The policy in its shortest form. Holds only while a fetch is not larger than the slots that are left for it.
 struct LruModel {
@@ -111,35 +44,7 @@ struct LruModel {
   uint64_t hits = 0, misses = 0, evictions = 0;
 };
 
-std::vector<uint32_t> draw(std::mt19937& random, uint32_t experts, uint32_t count) {
-  std::vector<uint32_t> all(experts);
-  for (uint32_t i = 0; i < experts; ++i) all[i] = i;
-  std::shuffle(all.begin(), all.end(), random);
-  all.resize(count);
-  return all;
-}
-
 }  // namespace
-
-TEST(cache_lru_list) {
-  LruList list(3);
-  const auto order = [&] {
-    std::string text;
-    for (uint32_t slot = list.first(); slot != list.end(); slot = list.next(slot)) text += std::to_string(slot);
-    return text;
-  };
-  CHECK_EQ(order(), std::string("012"));
-  list.make_most_recent(0);
-  CHECK_EQ(order(), std::string("120"));
-  list.make_most_recent(0);
-  CHECK_EQ(order(), std::string("120"));
-  list.make_least_recent(2);
-  CHECK_EQ(order(), std::string("210"));
-  list.make_least_recent(2);
-  CHECK_EQ(order(), std::string("210"));
-  list.make_most_recent(1);
-  CHECK_EQ(order(), std::string("201"));
-}
 
 TEST(cache_counts_and_contents_equal_the_model) {
   std::mt19937 random(5);
@@ -207,13 +112,13 @@ TEST(cache_never_evicts_a_pinned_slot) {
   // All slots are held: a refusal, not a hang.
   CHECK(bench.cache->next(&held).status().code() == Code::failed);
   for (const ExpertRef& ref : held) CHECK(bench.is_record(ref, 0));
-  bench.cache->release(held[1]);
+  bench.cache->release(held[0]);  // the first of more than there are slots is the one that does not stay
   std::vector<ExpertRef> last;
   Result<bool> more = bench.cache->next(&last);
   CHECK(more.is_ok() && *more);
   REQUIRE(last.size() == 1);
-  CHECK_EQ(last[0].slot, held[1].slot);
-  CHECK(bench.is_record(held[0], 0) && bench.is_record(last[0], 0) && bench.is_record(held[2], 0));
+  CHECK_EQ(last[0].slot, held[0].slot);
+  CHECK(bench.is_record(held[1], 0) && bench.is_record(last[0], 0) && bench.is_record(held[2], 0));
   more = bench.cache->next(&last);
   CHECK(more.is_ok() && !*more);
   bench.cache->end();
@@ -319,8 +224,8 @@ TEST(cache_verifies_records) {
 
 TEST(cache_end_in_the_middle) {
   Bench bench(1, 8, 4);
-  const uint32_t wanted[] = {0, 1, 2, 3, 4, 5};
-  REQUIRE(bench.cache->begin(0, wanted, 6).is_ok());
+  const uint32_t wanted[] = {0, 1, 2, 3};
+  REQUIRE(bench.cache->begin(0, wanted, 4).is_ok());
   bench.cache->end();
   bench.cache->end();
   CHECK(bench.fetch(0, {0, 1, 2}));

@@ -25,6 +25,8 @@ struct EngineOptions {
   ReadMode read_mode = ReadMode::automatic;
   bool verify_reads = false;
   uint32_t io_workers = 0;              // threads that read from disk; 0 = the engine's choice
+  std::string cache_policy;             // which expert gives way, by a name of experts/policy.h; "" = the default
+  std::string trace;                    // file to write the routing trace to (experts/trace.h); "" = none
   uint32_t spec = 0;                    // speculative prefetch, experts per layer; 0 = off
   uint32_t draft = 0;                   // tokens to guess at from the conversation and verify together; 0 = off
   std::string ledger;                   // file in which engines tell each other what memory they take; "" = none
