@@ -56,14 +56,27 @@ class Call:
 class Choice:
     """One whole reply, put together from its events."""
 
-    text: str = ""
-    reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
-    parts: list[tuple[str, str]] = field(default_factory=list)  # text and calls in their order: its text, its index
     tokens: list[Generated] = field(default_factory=list)
     size: PromptSize | None = None
     scored: PromptScored | None = None
     done: Done | None = None
+
+    _parts: list[list[str] | Call] = field(default_factory=list)
+    _thoughts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._thoughts)
+
+    @property
+    def parts(self) -> list[str | Call]:
+        """Texts and calls in their order."""
+        return ["".join(part) if isinstance(part, list) else part for part in self._parts]
 
     @property
     def finish(self) -> str:
@@ -78,7 +91,7 @@ class Choice:
             self._say(event.text)
             self.tokens += event.tokens
         elif isinstance(event, ReasoningDelta):
-            self.reasoning += event.text
+            self._thoughts.append(event.text)
         elif isinstance(event, ToolCallDelta):
             self._call(event)
         elif isinstance(event, PromptSize):
@@ -89,16 +102,16 @@ class Choice:
             self.done = event
 
     def _say(self, text: str) -> None:
-        self.text += text
-        if self.parts and self.parts[-1][0] == "text":
-            self.parts[-1] = ("text", self.parts[-1][1] + text)
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, list):
+            last.append(text)
         elif text:
-            self.parts.append(("text", text))
+            self._parts.append([text])
 
     def _call(self, delta: ToolCallDelta) -> None:
         while len(self.calls) <= delta.index:
-            self.parts.append(("call", str(len(self.calls))))
             self.calls.append(Call())
+            self._parts.append(self.calls[-1])
         call = self.calls[delta.index]
         call.id += delta.id
         call.name += delta.name

@@ -34,6 +34,16 @@ class Loaded:
     model: ChatModel
     window: int
 
+    @property
+    def vocab(self) -> int:
+        """Ids that the engine knows: the embedding may have more rows than the tokenizer has tokens."""
+        rows = self.model.manifest.get("arch", {}).get("vocab")
+        return int(rows) if rows else self.model.tokenizer.backend.get_vocab_size()
+
+    @cached_property
+    def thinking_switch(self) -> bool:
+        return self.model.template.has_thinking_switch()
+
     @cached_property
     def token_text(self) -> TokenText:
         return TokenText(self.model.tokenizer.backend)
@@ -61,12 +71,12 @@ class Fleet:
         self._on_switch = on_switch
         self._lock = threading.Lock()
         self._seen: dict[_Key, Vault] = {}
-        self._open: OrderedDict[_Key, ChatModel] = OrderedDict()
+        self._open: OrderedDict[_Key, Loaded] = OrderedDict()
         self._refused: set[str] = set()
         model = open_model(request.model, folder, request.template_file, tokenizer)
         self.first = model  # its path may lie anywhere: the operator named it
         self.engine = EngineManager(engine_spec(request, model))
-        self.active = self._loaded(model)
+        self._home = self.active = self._loaded(model)
         self.target = self.active  # what will be loaded when all that wait have been answered
 
     # -- what there is --
@@ -98,7 +108,7 @@ class Fleet:
             return self.target
         if vault.error is not None:
             raise vault.error
-        return self._loaded(self._opened(vault))
+        return self.load(vault)
 
     def _paths(self) -> list[Path]:
         if not self._folder.is_dir():
@@ -164,21 +174,20 @@ class Fleet:
         return vault
 
     def load(self, vault: Vault) -> Loaded:
-        return self._loaded(self._opened(vault))
-
-    def _opened(self, vault: Vault) -> ChatModel:
         """Its tokenizer is checked against what the vault was made with. The last few stay open."""
+        if vault.path == self.first.vault:
+            return self._home
         key = _key(vault.path)
         with self._lock:
             if key in self._open:
                 self._open.move_to_end(key)
                 return self._open[key]
-        model = open_model(str(vault.path), self._folder)
+        loaded = self._loaded(open_model(str(vault.path), self._folder))
         with self._lock:
-            self._open[key] = model
+            self._open[key] = loaded
             while len(self._open) > _OPEN_MODELS:
                 self._open.popitem(last=False)
-        return model
+        return loaded
 
     def _loaded(self, model: ChatModel) -> Loaded:
         ctx = engine_spec(self._request, model).flags.ctx

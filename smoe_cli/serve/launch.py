@@ -18,8 +18,9 @@ from smoe_cli.errors import SmoeError, UsageError
 from smoe_cli.serve.app import build
 from smoe_cli.serve.fleet import Fleet
 from smoe_cli.serve.http import Http
+from smoe_cli.serve.prepare import Defaults
 from smoe_cli.serve.security import Rules, is_loopback, own_hosts
-from smoe_cli.serve.service import Defaults, Service
+from smoe_cli.serve.service import Service
 
 log = logging.getLogger("smoe")
 

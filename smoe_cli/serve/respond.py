@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope, Send
 from smoe_cli.errors import EngineError, SmoeError, UsageError
 from smoe_cli.serve.admission import QueueFull
 from smoe_cli.serve.dialect import Choice, Envelope, Writer
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import Failed, Ping, Queued, Run, Starting
-from smoe_cli.serve.service import Job, Service
+from smoe_cli.serve.service import Service
 
 T = TypeVar("T")
 NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -34,7 +35,10 @@ def failure(error: SmoeError, envelope: Envelope, headers: dict[str, str] | None
 async def admit(service: Service, prepare: Callable[[], Job]) -> Job:
     """What can be refused is refused here, before any header is sent: 429 first, which costs nothing, then 400."""
     service.queue.check()
-    return await checked(prepare)
+    job = await checked(prepare)
+    while job.loaded is not service.fleet.target and service.fleet.find(job.label) is None:
+        job = await checked(prepare)  # a label that names no model means what is loaded, which another has just changed
+    return job
 
 
 async def checked(work: Callable[[], T]) -> T:

@@ -17,8 +17,8 @@ from smoe_cli.serve.admission import QueueFull
 from smoe_cli.serve.dialect import Choice
 from smoe_cli.serve.fields import Body
 from smoe_cli.serve.pipeline import Limits, TurnRequest
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import PromptScored, Queued
-from smoe_cli.serve.service import Job
 
 _TYPES = {
     400: "invalid_request_error",
@@ -78,6 +78,7 @@ class CountBody(Body):
             response_format=_format(config.get("format") or self.output_format),
             thinking=_thinking(self.thinking),
             effort=config.get("effort"),
+            effort_is_hint=True,
             continues=self.messages[-1].role == "assistant",
         )
 
@@ -234,12 +235,11 @@ def body(job: Job, choices: Sequence[Choice]) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     if choice.reasoning:
         content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
-    for kind, value in choice.parts:
-        if kind == "text":
-            content.append({"type": "text", "text": value})
+    for part in choice.parts:
+        if isinstance(part, str):
+            content.append({"type": "text", "text": part})
         else:
-            call = choice.calls[int(value)]
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+            content.append({"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.arguments)})
     stop = choice.done.stop if choice.done else None
     return {
         "id": new_id("msg"),

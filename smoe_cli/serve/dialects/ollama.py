@@ -19,8 +19,8 @@ from smoe_cli.serve.dialect import Call, Choice
 from smoe_cli.serve.dialects.openai_chat import tools_of
 from smoe_cli.serve.fields import Body
 from smoe_cli.serve.pipeline import Limits, TextRequest, TurnRequest
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import PromptScored, Queued
-from smoe_cli.serve.service import Job
 
 API_VERSION = "0.12.6"  # of the protocol spoken here, which clients compare with what they need
 MEDIA = "application/x-ndjson"

@@ -34,8 +34,8 @@ from smoe_cli.serve.dialect import Choice, usage_of
 from smoe_cli.serve.dialects import openai
 from smoe_cli.serve.dialects.openai import SamplingBody, new_id, sse, sse_error, usage_json
 from smoe_cli.serve.pipeline import Limits, TurnRequest
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import PromptScored, Queued
-from smoe_cli.serve.service import Job
 
 DECODE_REPORT_S = 0.25
 FINISH = {"refusal": "content_filter"}

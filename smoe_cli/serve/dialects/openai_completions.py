@@ -14,8 +14,8 @@ from smoe_cli.serve.dialect import Choice, usage_of
 from smoe_cli.serve.dialects.openai import SamplingBody, new_id, sse, sse_error, usage_json
 from smoe_cli.serve.dialects.openai_chat import FINISH, figures
 from smoe_cli.serve.pipeline import Limits, TextRequest
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import PromptScored, Queued
-from smoe_cli.serve.service import Job
 
 MAX_PROMPTS = 256
 Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]

@@ -17,8 +17,8 @@ from smoe_cli.serve.dialects.openai import ENVELOPE, new_id
 from smoe_cli.serve.dialects.openai_chat import choice_of, format_of, parse_arguments, tools_of
 from smoe_cli.serve.fields import Body
 from smoe_cli.serve.pipeline import Limits, TurnRequest
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import PromptScored, Queued
-from smoe_cli.serve.service import Job
 
 _TEXTS = ("input_text", "output_text", "text")
 
@@ -223,11 +223,11 @@ def body(job: Job, choices: Sequence[Choice], request: ResponsesBody) -> dict[st
     assert choice.done is not None
     status = status_of(choice.done)
     output = [reasoning_item(new_id("rs"), choice.reasoning)] if choice.reasoning else []
-    for kind, value in choice.parts:
-        if kind == "text":
-            output.append(message_item(new_id("msg"), status, value))
+    for part in choice.parts:
+        if isinstance(part, str):
+            output.append(message_item(new_id("msg"), status, part))
         else:
-            output.append(call_item(new_id("fc"), "completed", choice.calls[int(value)]))
+            output.append(call_item(new_id("fc"), "completed", part))
     return Frame(request, job).json(status, output, choice.done)
 
 

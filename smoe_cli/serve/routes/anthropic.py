@@ -18,7 +18,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/messages", response_model=None)
     async def messages(body: anthropic.MessagesBody) -> Response:
-        job = await admit(service, lambda: service.prepare(body.request()))
+        job = await admit(service, lambda: service.prepare.turn(body.request()))
         run = service.submit(job)
         if body.stream:
             writer = anthropic.MessagesWriter(job)
@@ -28,6 +28,6 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(body: anthropic.CountBody) -> Response:
         """The very prompt that ``/v1/messages`` would send to the engine is counted."""
-        count = await checked(lambda: service.count(body.request()))
+        count = await checked(lambda: service.prepare.count(body.request()))
         content: dict[str, Any] = {"input_tokens": count}
         return JSONResponse(content, headers=headers())

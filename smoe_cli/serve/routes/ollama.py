@@ -10,10 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from smoe_cli.serve.dialects import ollama
 from smoe_cli.serve.pipeline import TextRequest, TurnRequest
+from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.respond import StreamResponse, WholeResponse, admit, checked
 from smoe_cli.serve.routes.about import model_json
 from smoe_cli.serve.security import Refused
-from smoe_cli.serve.service import Job, Service
+from smoe_cli.serve.service import Service
 
 
 class ShowBody(BaseModel):
@@ -25,8 +26,8 @@ class ShowBody(BaseModel):
 def routes(app: FastAPI, service: Service) -> None:
     def prepare(request: TurnRequest | TextRequest) -> Job:
         if isinstance(request, TextRequest):
-            return service.prepare_texts([request])
-        return service.prepare(request)
+            return service.prepare.texts([request])
+        return service.prepare.turn(request)
 
     async def answer(body: ollama.ChatBody | ollama.GenerateBody, chat: bool) -> Response:
         job = await admit(service, lambda: prepare(body.request()))

@@ -18,7 +18,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: openai_chat.ChatBody) -> Response:
-        job = await admit(service, lambda: service.prepare(body.request()))
+        job = await admit(service, lambda: service.prepare.turn(body.request()))
         run = service.submit(job)
         if body.stream:
             writer = openai_chat.ChatWriter(body, job)
@@ -27,7 +27,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: openai_completions.CompletionBody) -> Response:
-        job = await admit(service, lambda: service.prepare_texts(body.requests()))
+        job = await admit(service, lambda: service.prepare.texts(body.requests()))
         run = service.submit(job)
         prompts = len(body.prompts())
         if body.stream:
@@ -44,7 +44,7 @@ def routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/responses", response_model=None)
     async def responses(body: openai_responses.ResponsesBody) -> Response:
-        job = await admit(service, lambda: service.prepare(body.request()))
+        job = await admit(service, lambda: service.prepare.turn(body.request()))
         run = service.submit(job)
         if body.stream:
             writer = openai_responses.ResponsesWriter(body, job)
