@@ -21,6 +21,7 @@ COMMANDS = {
     "list": ("smoe_cli.commands.list", "List the vaults found."),
     "verify": ("smoe_cli.commands.verify", "Check every byte of a vault."),
     "bench": ("smoe_cli.commands.bench", "Measure a model's speed on this machine."),
+    "sweep": ("smoe_cli.commands.sweep", "Compare engine settings, and keep the best."),
     "eval": ("smoe_cli.commands.eval", "Measure a model's quality on a text."),
 }
 

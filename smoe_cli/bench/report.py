@@ -92,16 +92,21 @@ def as_csv(runs: list[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def figure(result: dict[str, Any]) -> Any:
-    """Prefill and decode over the prompt's length, medians with their spread, as a matplotlib figure."""
+def pyplot() -> Any:
+    """matplotlib's, drawing without a screen. Raises UsageError where it is not installed."""
     try:
         import matplotlib
     except ImportError:
         raise UsageError("plots need matplotlib", "pip install 'smoe[plot]', or leave --out away") from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plot
 
-    canvas, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    return plot
+
+
+def figure(result: dict[str, Any]) -> Any:
+    """Prefill and decode over the prompt's length, medians with their spread, as a matplotlib figure."""
+    canvas, axes = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
     programs = [("smoe", result["prompts"])] + [(peer["name"], peer["prompts"]) for peer in result.get("peers", [])]
     for axis, name in zip(axes, ("prefill_tok_s", "decode_tok_s"), strict=True):
         for label, columns in programs:

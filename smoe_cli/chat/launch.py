@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from smoe_cli import settings
+from smoe_cli import console, profile, settings
 from smoe_cli.chat.model import ChatModel, open_model
 from smoe_cli.chat.session import TurnOptions
 from smoe_cli.engine.flags import EngineFlags
@@ -71,6 +71,10 @@ def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
     limit = model.manifest.get("arch", {}).get("max_positions", CHAT_WINDOW)
     default = replace(request.flags, ctx=min(CHAT_WINDOW, limit))
     flags = request.flags if request.flags.ctx is not None else default
+    measured, notice = profile.load(model.vault)
+    if measured or notice:
+        console.say(notice or f"notice: settings from {profile.path_for(model.vault).name}")
+    flags = profile.apply(flags, measured)
     return EngineSpec(model.vault, flags, model.tokenizer.exempt_ids(model.eos_ids), settings.ledger())
 
 

@@ -44,12 +44,12 @@ def command(
 
     counts = _counts(prompt_tokens)
     vault = registry.resolve(model, vault_dir)
-    work = _work(vault, counts, gen, repeat, text, random)
+    work = make_work(vault, counts, gen, repeat, text, random)
     if not json_output:
         work.say = console.say
     if energy:
         work.energy = _energy()
-    flags = _with_window(engine, vault, max(counts) + gen)
+    flags = with_window(engine, vault, max(counts) + gen)
     peers = [_peer(spec, peer_python, flags) for spec in vs or []]
     result = run(work, flags, peers, sizes.parse(limit) if limit else None)
     if energy and work.energy is None:
@@ -67,7 +67,7 @@ def _counts(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _work(vault: Vault, counts: list[int], gen: int, repeat: int, text: Path | None, random: bool) -> Work:
+def make_work(vault: Vault, counts: list[int], gen: int, repeat: int, text: Path | None, random: bool) -> Work:
     from smoe_cli.bench.ids import RandomIds, text_ids
     from smoe_cli.bench.measure import Work
     from smoe_cli.bench.model import describe_vault
@@ -90,7 +90,7 @@ def _energy() -> Any:
     return meter
 
 
-def _with_window(flags: EngineFlags, vault: Vault, tokens: int) -> EngineFlags:
+def with_window(flags: EngineFlags, vault: Vault, tokens: int) -> EngineFlags:
     """A window as large as the longest run, unless one was asked for."""
     most = vault.manifest["arch"]["max_positions"]
     window = most if flags.ctx == "max" else flags.ctx or min(tokens, most)

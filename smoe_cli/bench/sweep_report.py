@@ -1,0 +1,55 @@
+"""A sweep's result as a table and as a plot of speed against distance from the reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from smoe_cli import sizes
+from smoe_cli.bench.report import cell, pyplot
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    rows = [["arm", "decode tok/s", "ratio", "hits %", "MB/token", "budget", "KL", "top-1 %", ""]]
+    for row in result["arms"]:
+        differs = f"{row['ratio']:.3f} ({row['ratio_min']:.3f}-{row['ratio_max']:.3f})"
+        rows.append(
+            [
+                row["arm"],
+                cell(row, "decode_tok_s", 1),
+                differs,
+                cell(row, "hit_rate", 100),
+                cell(row, "read_bytes_per_token", 1e-6),
+                sizes.show(row["budget_bytes"]),
+                f"{row['kl_mean']:.5f}",
+                f"{100 * row['top1_agreement']:.1f}",
+                "pareto" if row["pareto"] else "",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        f"{result['model']}: {result['rounds']} rounds of {result['text']}",
+        "",
+        *lines,
+        "",
+        result["recommendation"],
+    ]
+
+
+def write(result: dict[str, Any], folder: Path) -> list[Path]:
+    """sweep.json and pareto.png; the files written."""
+    plot = pyplot()
+    canvas, axis = plot.subplots(figsize=(8, 5), layout="constrained")
+    for row in result["arms"]:
+        x = row["decode_tok_s"]
+        spread = [[x - row["decode_tok_s_min"]], [row["decode_tok_s_max"] - x]]
+        axis.errorbar([x], [row["kl_mean"]], xerr=spread, marker="o" if row["pareto"] else "x", capsize=3)
+        axis.annotate(row["arm"], (x, row["kl_mean"]), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    axis.set(title=result["model"], xlabel="decode, tokens a second", ylabel="KL from the reference, nats")
+    axis.grid(alpha=0.3)
+    folder.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(folder / "pareto.png", dpi=120)
+    (folder / "sweep.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return [folder / "sweep.json", folder / "pareto.png"]

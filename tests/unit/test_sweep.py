@@ -1,0 +1,158 @@
+"""``smoe sweep``: arms, paired comparison, recommendation, profiles; and the verb on a tiny vault."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoe_cli import profile
+from smoe_cli.bench import sweep
+from smoe_cli.engine.flags import EngineFlags
+from smoe_cli.errors import UsageError
+
+
+def arm(name: str, speeds: list[float], budget: int = 100, kl: float = 0.0) -> sweep.Arm:
+    made = sweep.Arm({"threads": name}, EngineFlags(), False)
+    made.runs = [{"decode_tok_s": speed, "prefill_tok_s": speed, "hit_rate": 1.0} for speed in speeds]
+    made.budget_bytes = budget
+    made.quality = {"kl_mean": kl}
+    return made
+
+
+def test_all_combinations_and_the_first_is_the_reference() -> None:
+    arms = sweep.parse_arms(["top_k=8,4", "threads=2,1"], EngineFlags(ctx=99))
+    assert [one.name for one in arms] == [
+        "top_k=8 threads=2",
+        "top_k=8 threads=1",
+        "top_k=4 threads=2",
+        "top_k=4 threads=1",
+    ]
+    assert arms[3].flags == EngineFlags(ctx=99, experts_per_token=4, threads=1)
+    assert [one.changes_output for one in arms] == [False, False, True, True]
+    assert sweep.parse_arms(["budget=1G,2G"], EngineFlags())[1].flags.budget == 2 << 30
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["x=1"],
+        ["top_k"],
+        ["top_k="],
+        ["top_k=1,,2"],
+        ["top_k=a"],
+        ["top_k=1", "top_k=2"],
+        ["slots=9", "budget=1G"],
+        ["slots=" + ",".join(map(str, range(25)))],
+    ],
+)
+def test_arms_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        sweep.parse_arms(words, EngineFlags())
+
+
+def test_a_difference_needs_every_round() -> None:
+    reference = arm("a", [10, 20, 30])
+    assert sweep.paired(arm("b", [11, 22, 33]), reference)["differs"]
+    assert sweep.paired(arm("b", [9, 18, 27]), reference)["differs"]
+    assert not sweep.paired(arm("b", [11, 22, 29]), reference)["differs"]
+    assert not sweep.paired(arm("b", [10.01, 20.02, 30.03]), reference)["differs"]  # agreed, but next to nothing
+    assert not sweep.paired(arm("b", [11, 22]), arm("a", [10, 20]))["differs"]  # too few to tell
+
+
+def test_the_same_thing_twice_is_seldom_told_apart() -> None:
+    """Noise of 2%, 5 rounds: equal arms differ by chance in 1 of 16; a slowdown of 10% shows nearly always."""
+    rng = random.Random(4)
+
+    def noisy(speed: float) -> list[float]:
+        return [speed * rng.gauss(1, 0.02) for _ in range(5)]
+
+    equal = sum(sweep.paired(arm("b", noisy(100)), arm("a", noisy(100)))["differs"] for _ in range(400))
+    slower = sum(sweep.paired(arm("b", noisy(90)), arm("a", noisy(100)))["differs"] for _ in range(400))
+    assert equal < 400 * 0.1
+    assert slower > 400 * 0.95
+
+
+def test_recommended_is_the_fastest_that_is_close_enough() -> None:
+    arms = [arm("a", [10] * 3), arm("b", [12] * 3, kl=0.004), arm("c", [20] * 3, kl=0.5), arm("d", [9] * 3, budget=50)]
+    result = sweep.summary(arms, most_kl=0.01)
+    assert result["recommended"] == "threads=b"
+    assert "20% faster than threads=a" in result["recommendation"] and "KL 0.0040" in result["recommendation"]
+    assert [row["pareto"] for row in result["arms"]] == [True, True, True, True]
+    assert sweep.summary(arms[:1] + arms[3:], 0.01)["recommendation"].startswith("Keep threads=a")
+    beaten = sweep.summary([arm("a", [10] * 3), arm("b", [12] * 3)], 0.01)
+    assert [row["pareto"] for row in beaten["arms"]] == [False, True]
+
+
+# -- profiles ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_gives_way_to_what_was_asked(tmp_path: Path) -> None:
+    vault = tmp_path / "m.smoe"
+    assert profile.load(vault) == ({}, "")
+    profile.save(vault, {"threads": 3, "ring": 40}, "because")
+    flags, notice = profile.load(vault)
+    assert (flags, notice) == ({"threads": 3, "ring": 40}, "")
+    assert profile.apply(EngineFlags(ctx=7), flags) == EngineFlags(ctx=7, threads=3, ring=40)
+    assert profile.apply(EngineFlags(threads=1), flags) == EngineFlags(threads=1, ring=40)
+    assert profile.apply(EngineFlags(budget=5), flags) == EngineFlags(budget=5, threads=3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"flags": 3}', '{"flags": {"isa": "x"}}', '{"flags": {"threads": []}}']
+)
+def test_a_broken_profile_is_left_alone_and_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.profile.json").write_text(text)
+    flags, notice = profile.load(tmp_path / "m.smoe")
+    assert flags == {} and "m.profile.json" in notice
+
+
+# -- the verb ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vault(tiny_vault: Callable[..., tuple[Path, Path]]) -> Path:
+    return tiny_vault("qwen3_moe", "q8", seed=5)[1]
+
+
+def run(vault: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smoe_cli", "sweep", str(vault), "--rounds", "3", "--gen", "4", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_sweep_compares_speed_and_quality(vault: Path, tmp_path: Path) -> None:
+    argv = ["--prompt-tokens", "9", "--arm", "top_k=2,1", "--quality-tokens", "40", "--out", str(tmp_path), "--json"]
+    done = run(vault, *argv)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    reference, fewer = result["arms"]
+    assert (reference["arm"], reference["kl_mean"], reference["ratio"]) == ("top_k=2", 0, 1)
+    assert fewer["kl_mean"] > 1e-4 and fewer["perplexity"] > 0
+    assert result["recommended"] == "top_k=2"  # the other one is another model
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "sweep.json").read_text())["recommended"] == "top_k=2"
+
+
+def test_a_saved_profile_is_used_and_said(vault: Path) -> None:
+    done = run(vault, "--prompt-tokens", "5", "--arm", "threads=1", "--save-profile")
+    assert done.returncode == 0, done.stderr
+    assert "Keep threads=1" in done.stdout
+    file = profile.path_for(vault)
+    try:
+        assert json.loads(file.read_text())["flags"] == {"threads": 1}
+    finally:
+        file.unlink()
+
+
+@pytest.mark.parametrize(("argv", "code"), [(["--arm", "x=1"], 2), ([], 2), (["--arm", "budget=1K,1G"], 3)])
+def test_refused(vault: Path, argv: list[str], code: int) -> None:
+    done = run(vault, "--prompt-tokens", "9", *argv)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert "Traceback" not in done.stderr
