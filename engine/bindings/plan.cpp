@@ -39,14 +39,14 @@ py::dict plan(const std::string& path, const py::kwargs& options) {
 }
 
 py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth, bool buffered,
-              const std::string& io) {
-  ReaderKind kind = ReaderKind::automatic;
-  if (io == "uring") kind = ReaderKind::uring;
-  if (io == "pread") kind = ReaderKind::pread;
+              const std::string& io, uint32_t parts, bool batches) {
+  ProbeOptions options{seconds, depth, parts, batches, DirectMode::automatic, ReaderKind::automatic};
+  if (buffered) options.mode = DirectMode::buffered;
+  if (io == "uring") options.kind = ReaderKind::uring;
+  if (io == "pread") options.kind = ReaderKind::pread;
   const auto speed = [&] {
     py::gil_scoped_release release;
-    return probe_disk(path, record_bytes, seconds, depth, buffered ? DirectMode::buffered : DirectMode::automatic,
-                      kind);
+    return probe_disk(path, record_bytes, options);
   }();
   py::dict d;
   d["read_bytes_s"] = check(speed).read_bytes_s;
@@ -111,8 +111,9 @@ void bind_plan(py::module_& m) {
         "plan(path, **options): the memory plan an engine started now with these launch flags would make, sizes in "
         "bytes. Options as for Engine. CoreError 'resources' below the floor.");
   m.def("probe_disk", &disk, py::arg("path"), py::arg("record_bytes"), py::arg("seconds") = 0.3, py::arg("depth") = 8,
-        py::arg("buffered") = false, py::arg("io") = "auto",
-        "Bytes per second of random whole-record reads, whether they were direct, and the backend.");
+        py::arg("buffered") = false, py::arg("io") = "auto", py::arg("parts") = 1, py::arg("batches") = false,
+        "Reads whole records at random places, `depth` at a time, each cut into `parts` reads; with `batches` all are "
+        "awaited before the next. read_bytes_s, whether they were direct, and the backend (io).");
   m.def("probe_memory", &memory, py::arg("threads") = 0, py::arg("seconds") = 0.2,
         "Bytes per second that all threads together read from memory.");
   m.def(

@@ -156,15 +156,16 @@ void shared_expert(const Compute& c, const MoeWeights& w, Activations& input, Wo
 }  // namespace
 
 Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input,
-           Workspace& ws, float* y, std::vector<ExpertRef>& ready, MoeTimes* times) {
+           Workspace& ws, float* y, std::vector<ExpertRef>& ready, const Ahead* ahead, MoeTimes* times) {
   const size_t rows = input.rows();
   auto start = Clock::now();
   route(c, spec, w.router, input, ws);
   const size_t distinct = group_by_expert(spec, rows, ws);
-  times->router += ms_since(start);
-
   // Misses are on their way while the always-on expert and the residents are computed.
   Status status = cache.begin(w.moe_layer, ws.expert_order, distinct, ws.expert_uses, static_cast<uint32_t>(rows));
+  if (status.is_ok() && ahead != nullptr) read_ahead(c, *ahead, cache, ws);
+  times->router += ms_since(start);
+
   start = Clock::now();
   shared_expert(c, w, input, ws, y);
   Experts experts(c, spec, w.record, input, ws);

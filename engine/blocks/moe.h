@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "blocks/ahead.h"
 #include "blocks/ffn.h"
 #include "blocks/router.h"
 #include "experts/cache.h"
@@ -25,7 +26,8 @@ struct MoeTimes {
 };
 
 // y [input.rows(), hidden] = the block's output. `ready` is the caller's, so that the token loop allocates nothing.
+// `ahead` (may be null) is what to read ahead once this layer's reads have begun.
 Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input,
-           Workspace& ws, float* y, std::vector<ExpertRef>& ready, MoeTimes* times);
+           Workspace& ws, float* y, std::vector<ExpertRef>& ready, const Ahead* ahead, MoeTimes* times);
 
 }  // namespace smoe

@@ -54,6 +54,11 @@ struct Workspace {
   uint32_t* expert_order = nullptr;  // [experts] distinct experts in order of first use
   uint32_t* expert_uses = nullptr;   // [experts] rows that chose each of these
 
+  // Of the layer to come, for one row.
+  float* ahead_normed = nullptr;      // [hidden]
+  uint32_t* ahead_experts = nullptr;  // [experts]
+  float* ahead_weights = nullptr;     // [experts]
+
   float* logits = nullptr;  // [kHeadRows, vocab]
 };
 

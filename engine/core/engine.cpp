@@ -109,7 +109,7 @@ Status EngineImpl::set_up(const Log& log) {
   pool_ = std::make_unique<ThreadPool>(p.threads);
   sampler_ = std::make_unique<Sampler>(vault_.model.vocab);
   const Compute compute{kernels_, pool_.get(), p.float_activations};
-  forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute);
+  forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute, options_.spec);
   return Status::ok();
 }
 

@@ -24,8 +24,9 @@ class Stopwatch {
 
 }  // namespace
 
-Forward::Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute)
-    : model_(model), trunk_(trunk), cache_(cache), ws_(ws), compute_(compute) {
+Forward::Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute,
+                 uint32_t spec)
+    : model_(model), trunk_(trunk), cache_(cache), ws_(ws), compute_(compute), spec_(spec) {
   size_t experts = 0;
   for (const LayerSpec& l : model.layers) experts = std::max<size_t>(experts, l.ffn.experts);
   ready_.reserve(experts);
@@ -38,6 +39,8 @@ Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t po
     Stopwatch watch(&buckets_.other);
     SMOE_TRY(embed(ids, T));
     fill_ropes(position, T);
+    const Ahead ahead = ahead_of(0, ws_.x, model_.layers.size() > 1 ? T : T - first);
+    if (ahead.router != nullptr) read_ahead(compute_, ahead, cache_, ws_);
   }
   for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, kv, T, position, first));
   buckets_.router += moe_times_.router;
@@ -108,10 +111,19 @@ Status Forward::layer(size_t i, const KvState& kv, size_t T, uint64_t position, 
     if (rows == 0) return Status::ok();
     add(x, w.attn_post_norm, rows);
   }
-  return feed_forward(i, x, rows);
+  return feed_forward(i, x, rows, i + 2 < model_.layers.size() ? rows : T - first);
 }
 
-Status Forward::feed_forward(size_t i, float* x, size_t rows) {
+// What is known of a MoE layer's demand before it begins; without a router if it has none, or is not there.
+Ahead Forward::ahead_of(size_t layer, const float* x, size_t rows) const {
+  Ahead ahead;
+  if (layer >= model_.layers.size() || !model_.layers[layer].ffn.is_moe() || rows == 0) return ahead;
+  const LayerWeights& w = trunk_.layer(layer);
+  return {&model_.layers[layer].ffn, &w.moe.router, &w.ffn_norm, model_.norm, model_.norm_eps,
+          w.moe.moe_layer,           rows,          x,           spec_};
+}
+
+Status Forward::feed_forward(size_t i, float* x, size_t rows, size_t rows_of_next) {
   const FfnSpec& spec = model_.layers[i].ffn;
   const LayerWeights& w = trunk_.layer(i);
   Activations input(ws_.acts_32, ws_.acts_256);
@@ -120,7 +132,9 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows) {
     read(x, w.ffn_norm, rows, &input);
   }
   if (spec.is_moe()) {
-    SMOE_TRY(moe(compute_, spec, w.moe, cache_, input, ws_, ws_.block_out, ready_, &moe_times_));
+    const Ahead ahead = ahead_of(i + 1, x, rows_of_next);
+    SMOE_TRY(moe(compute_, spec, w.moe, cache_, input, ws_, ws_.block_out, ready_,
+                 ahead.router != nullptr ? &ahead : nullptr, &moe_times_));
     if (trace_ != nullptr) layer_trace_.emplace_back(ws_.chosen, ws_.chosen + rows * spec.top_k);
   } else {
     Stopwatch watch(&buckets_.expert_compute);

@@ -12,8 +12,9 @@ namespace smoe {
 
 class Forward {
  public:
-  // All references outlive the object.
-  Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute);
+  // All references outlive the object. `spec`: experts a layer to read on a guess in decode, 0 = none.
+  Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute,
+          uint32_t spec = 0);
 
   // Computes ids[0, T) at `position`, appending to kv. Of the last layer only rows [first, T) are computed beyond their
   // keys and values; first == T when none of the chunk's logits will be asked for. T is at most the chunk.
@@ -31,7 +32,8 @@ class Forward {
   void fill_ropes(uint64_t position, size_t T);
   void mix(size_t i, const KvLayer& kv, Activations& input, uint64_t position, size_t first);
   Status layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first);
-  Status feed_forward(size_t i, float* x, size_t rows);
+  Status feed_forward(size_t i, float* x, size_t rows, size_t rows_of_next);
+  Ahead ahead_of(size_t layer, const float* x, size_t rows) const;
   // x += what a block has put into ws_.block_out, [rows, hidden], after the norm that follows the block if there is
   // one.
   void add(float* x, const NormWeights& post_norm, size_t rows);
@@ -44,6 +46,7 @@ class Forward {
   ExpertCache& cache_;
   Workspace& ws_;
   Compute compute_;
+  const uint32_t spec_;  // experts a layer to read on a guess, in decode
   Buckets buckets_;
   MoeTimes moe_times_;
   std::vector<ExpertRef> ready_;

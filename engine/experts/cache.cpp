@@ -12,6 +12,27 @@ namespace {
 
 constexpr uint32_t kNone = Residency::kNone;
 
+// Whether to go on guessing: of the last guesses (a decaying count) at least half came true. If not, none is made for a
+// while; then it is tried again.
+class GuessJudge {
+ public:
+  bool allows() const { return pause_ == 0; }
+  void next_fetch() {
+    if (pause_ > 0) --pause_;
+  }
+  void judge(bool right) {
+    right_ += right;
+    if (++made_ < kSample) return;
+    if (right_ * 2 < made_) pause_ = kPause;
+    made_ /= 2;
+    right_ /= 2;
+  }
+
+ private:
+  static constexpr uint32_t kSample = 64, kPause = 2048;  // guesses; fetches, that is layers of tokens
+  uint32_t made_ = 0, right_ = 0, pause_ = 0;
+};
+
 ExpertTable table_of(const ExpertCache::Config& config) {
   std::vector<uint32_t> experts;
   for (const auto& layer : config.records) experts.push_back(static_cast<uint32_t>(layer.size()));
@@ -33,6 +54,8 @@ class SlotCache : public ExpertCache {
     wanted_.reserve(widest);
     misses_.reserve(widest);
     ready_.reserve(widest);
+    guesses_.reserve(widest);
+    guessed_.reserve(config_.slots);
     free_.reserve(config_.slots);
     for (uint32_t slot = config_.slots; slot-- > 0;) free_.push_back(slot);
   }
@@ -47,6 +70,7 @@ class SlotCache : public ExpertCache {
   void release(const ExpertRef& ref) override;
   void end() override;
   bool load(uint32_t moe_layer, uint32_t expert, bool may_evict) override;
+  void prefetch(uint32_t moe_layer, const uint32_t* experts, size_t count, uint32_t most) override;
   uint32_t settle(bool wait) override;
   void resize(uint32_t slots) override;
   void seed(const std::vector<float>& counts) override { residency_.seed(counts); }
@@ -73,6 +97,9 @@ class SlotCache : public ExpertCache {
   void send_away(uint32_t record);
   void take_hits(const Residency::Fetch& fetch);
   void issue();
+  void issue_guesses();
+  void judge_guesses();
+  bool start(uint32_t record, bool may_evict);
   void submit(uint32_t slot, uint32_t record);
   void complete(const ReadCompletion& completion);
   Status checked(const ReadCompletion& completion, const ExpertRecord& place, uint32_t slot) const;
@@ -106,6 +133,13 @@ class SlotCache : public ExpertCache {
   uint32_t awaited_ = 0;  // reads in flight for this fetch
   uint32_t pins_ = 0;
   Status failure_;
+
+  // Guesses.
+  std::vector<uint32_t> guesses_;  // records, likeliest first
+  size_t guess_next_ = 0;          // of guesses_, to be looked at
+  uint32_t guess_limit_ = 0;       // more reads that may begin
+  std::vector<uint32_t> guessed_;  // records begun, whose layer has not had its turn since
+  GuessJudge judge_;
 };
 
 Status SlotCache::check_request(uint32_t moe_layer, const uint32_t* experts, size_t count) {
@@ -130,8 +164,10 @@ Status SlotCache::check_request(uint32_t moe_layer, const uint32_t* experts, siz
 Status SlotCache::begin(uint32_t moe_layer, const uint32_t* experts, size_t count, const uint32_t* uses,
                         uint32_t tokens) {
   SMOE_TRY(check_request(moe_layer, experts, count));
+  drain();
   open_ = true;
   layer_ = moe_layer;
+  judge_guesses();
   wanted_.assign(experts, experts + count);
   ready_.clear();
   issued_ = handed_out_ = 0;
@@ -146,6 +182,20 @@ Status SlotCache::begin(uint32_t moe_layer, const uint32_t* experts, size_t coun
   passing_ = fetch.passing - std::min<size_t>(fetch.passing, fetch.hits.size());
   issue();
   return Status::ok();
+}
+
+// What was guessed of the layer that begins has come true or not.
+void SlotCache::judge_guesses() {
+  judge_.next_fetch();
+  std::erase_if(guessed_, [&](uint32_t record) {
+    if (residency_.table().layer_of[record] != layer_) return false;
+    const bool right = asked_in_[record] == fetch_ && residency_.holds(record);
+    stats_.guessed_right += right;
+    judge_.judge(right);
+    return true;
+  });
+  if (!guesses_.empty() && residency_.table().layer_of[guesses_[0]] == layer_) guesses_.clear();
+  guess_next_ = std::min(guess_next_, guesses_.size());
 }
 
 void SlotCache::take_hits(const Residency::Fetch& fetch) {
@@ -194,6 +244,34 @@ void SlotCache::issue() {
     ++awaited_;
     submit(slot, record);
   }
+  issue_guesses();
+  reader_->flush();
+}
+
+// Not behind the last read of the fetch: a virtual disk was seen to announce what it has read only when its queue runs
+// empty.
+void SlotCache::issue_guesses() {
+  if (open_ && (issued_ < misses_.size() || awaited_ > 0 || !failure_.is_ok())) return;
+  if (!judge_.allows()) return;
+  for (; guess_next_ < guesses_.size() && guess_limit_ > 0; ++guess_next_) {
+    const uint32_t record = guesses_[guess_next_];
+    if (residency_.holds(record)) continue;
+    if (!start(record, true)) return;
+    guessed_.push_back(record);
+    --guess_limit_;
+    ++stats_.guessed;
+  }
+}
+
+void SlotCache::prefetch(uint32_t moe_layer, const uint32_t* experts, size_t count, uint32_t most) {
+  guesses_.clear();
+  guess_next_ = 0;
+  guess_limit_ = most;
+  if (moe_layer >= config_.records.size()) return;
+  const ExpertTable& table = residency_.table();
+  for (size_t i = 0; i < count; ++i)
+    if (experts[i] < config_.records[moe_layer].size()) guesses_.push_back(table.first_record[moe_layer] + experts[i]);
+  issue_guesses();
   reader_->flush();
 }
 
@@ -268,6 +346,7 @@ Result<bool> SlotCache::next(std::vector<ExpertRef>* out) {
     complete(reader_->wait());
     stats_.wait_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - since).count();
     issue();
+    drain();  // what came with it is computed with it
   }
   if (!failure_.is_ok()) return failure_;
   if (ready_.empty()) return false;
@@ -303,7 +382,13 @@ void SlotCache::end() {
 bool SlotCache::load(uint32_t moe_layer, uint32_t expert, bool may_evict) {
   if ((open_ && issued_ < misses_.size()) || in_flight_ >= config_.depth) return false;
   if (moe_layer >= config_.records.size() || expert >= config_.records[moe_layer].size()) return false;
-  const uint32_t record = residency_.table().first_record[moe_layer] + expert;
+  if (!start(residency_.table().first_record[moe_layer] + expert, may_evict)) return false;
+  reader_->flush();
+  return true;
+}
+
+// Reads a record that nobody has asked for, if residency allows it.
+bool SlotCache::start(uint32_t record, bool may_evict) {
   uint32_t evicted = kNone;
   if (!residency_.insert(record, may_evict, &evicted)) return false;
   if (evicted != kNone) {
@@ -315,7 +400,6 @@ bool SlotCache::load(uint32_t moe_layer, uint32_t expert, bool may_evict) {
   free_.pop_back();
   slot_of_[record] = slot;
   submit(slot, record);
-  reader_->flush();
   return true;
 }
 
@@ -336,6 +420,7 @@ void SlotCache::resize(uint32_t slots) {
     const uint32_t slot = free_.back();
     free_.pop_back();
     closed_.push_back(slot);
+    reader_->forget(memory(slot), config_.slot_bytes);
     if (config_.discard) config_.discard(slot * config_.slot_bytes, config_.slot_bytes);
   }
   while (config_.slots - closed_.size() < slots) {

@@ -9,7 +9,9 @@
 // - Misses are read in the caller's order, whenever a slot is free and fewer than `depth` reads are in flight.
 // - Any count of experts works with any number of slots >= 1, as long as the caller releases what it has before it asks
 //   next() for more than there are slots.
-// - A read that nobody waits for (load) starts only when every read of the open fetch, if there is one, has started.
+// - A read that nobody waits for (load) starts only when every read of the open fetch, if there is one, has started; a
+//   guess (prefetch) only when they have arrived. A guess changes what is resident, never a byte of it. While less than
+//   half of the guesses come true, none are made.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +38,8 @@ struct CacheStats {
   // was done for it: a record read whole, a resident record that gave up its slot.
   uint64_t hits = 0, misses = 0, read_bytes = 0, evictions = 0;
   double wait_ms = 0;  // the caller's time in next() with nothing ready
+  // Reads begun on a guess, and those whose layer then asked for the record. Their bytes are in read_bytes.
+  uint64_t guessed = 0, guessed_right = 0;
 };
 
 struct ExpertRef {
@@ -84,6 +88,10 @@ class ExpertCache {
   // open fetch has reads to start, or `depth` reads are in flight. A read that fails leaves the record out, without an
   // error.
   virtual bool load(uint32_t moe_layer, uint32_t expert, bool may_evict) = 0;
+  // Guesses what a later layer will ask for, likeliest first: `most` of those not resident are loaded, with may_evict,
+  // as soon as the disk has nothing else to do. Replaces what was guessed before and not yet begun; unknown ones are
+  // ignored.
+  virtual void prefetch(uint32_t moe_layer, const uint32_t* experts, size_t count, uint32_t most) = 0;
   // Takes in loads that have arrived, with `wait` at least one if any are in flight. How many still are.
   virtual uint32_t settle(bool wait) = 0;
   // Between fetches: another number of slots, from 1 to Config::slots. What no longer fits is evicted, and the memory

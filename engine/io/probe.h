@@ -15,9 +15,17 @@ struct DiskSpeed {
   std::string backend;
 };
 
-// Reads `record_bytes` (rounded up to kIoAlignment) at random places of `path`, `depth` at a time, for `seconds`.
-// Direct where that works. Errors: Code::io; Code::usage for a file smaller than a record.
-Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth = 8,
-                             DirectMode mode = DirectMode::automatic, ReaderKind kind = ReaderKind::automatic);
+struct ProbeOptions {
+  double seconds = 0.3;
+  uint32_t depth = 8;    // records in flight
+  uint32_t parts = 1;    // reads that one record is cut into
+  bool batches = false;  // `depth` records at a time, all awaited before the next: as the misses of one layer come
+  DirectMode mode = DirectMode::automatic;
+  ReaderKind kind = ReaderKind::automatic;
+};
+
+// Reads `record_bytes` (rounded up to kIoAlignment) at random places of `path`. Direct where that works. Errors:
+// Code::io; Code::usage for a file smaller than a record, or no depth or parts.
+Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, const ProbeOptions& options);
 
 }  // namespace smoe

@@ -305,3 +305,127 @@ TEST(cache_over_the_pread_pool) {
     }
   }
 }
+
+namespace {
+
+void prefetch(Bench& bench, uint32_t layer, const std::vector<uint32_t>& experts, uint32_t most) {
+  bench.cache->prefetch(layer, experts.data(), experts.size(), most);
+}
+
+}  // namespace
+
+TEST(cache_a_guess_waits_for_the_reads_that_are_needed) {
+  Bench bench(2, 8, 16);
+  const uint32_t wanted[] = {0, 1, 2, 3};
+  REQUIRE(bench.cache->begin(0, wanted, 4).is_ok());
+  prefetch(bench, 1, {5, 6, 7}, 2);
+  CHECK_EQ(bench.cache->stats().guessed, 0u);
+  std::vector<ExpertRef> got;
+  while (got.size() < 4) {
+    CHECK_EQ(bench.cache->stats().guessed, 0u);
+    REQUIRE(bench.cache->next(&got).is_ok());
+  }
+  CHECK_EQ(bench.cache->stats().guessed, 2u);  // the likeliest two
+  bench.cache->end();
+  CHECK(bench.fetch(1, {7, 6, 5}));
+  CHECK_EQ(bench.cache->stats().guessed_right, 2u);
+  CHECK_EQ(bench.cache->reader().stats().reads, 7u);  // none twice
+}
+
+TEST(cache_a_guess_between_fetches_begins_at_once) {
+  Bench bench(2, 8, 8);
+  prefetch(bench, 1, {4, 4, 99, 5}, 8);  // one given twice is read once, an unknown one ignored
+  prefetch(bench, 7, {1}, 8);            // no such layer
+  CHECK_EQ(bench.cache->stats().guessed, 2u);
+  CHECK(bench.fetch(1, {4, 5}));
+  CHECK_EQ(bench.cache->stats().hits, 2u);
+  CHECK_EQ(bench.cache->stats().guessed_right, 2u);
+}
+
+TEST(cache_a_wrong_guess_gives_way_first) {
+  Bench bench(2, 8, 8);
+  CHECK(bench.fetch(0, {0, 1, 2, 3, 4, 5}));
+  prefetch(bench, 1, {7}, 1);
+  CHECK(bench.fetch(1, {0}));  // 7 was not asked for
+  CHECK(bench.fetch(1, {1}));  // takes its slot
+  const uint64_t misses = bench.cache->stats().misses;
+  CHECK(bench.fetch(0, {0, 1, 2, 3, 4, 5}));
+  CHECK_EQ(bench.cache->stats().misses, misses);
+  CHECK(bench.fetch(1, {7}));
+  CHECK_EQ(bench.cache->stats().misses, misses + 1);
+}
+
+TEST(cache_a_failed_guess_fails_nothing) {
+  bool broken = true;
+  MemoryReaderOptions options;
+  options.fault = [&](uint64_t) { return Fault{broken ? EIO : 0, 0, false}; };
+  Bench bench(2, 8, 8, options);
+  prefetch(bench, 1, {3, 4}, 2);
+  const uint32_t wanted[] = {0};
+  REQUIRE(bench.cache->begin(0, wanted, 1).is_ok());  // takes the failed guesses in
+  broken = false;
+  std::vector<ExpertRef> got;
+  CHECK(bench.cache->next(&got).is_ok());
+  bench.cache->end();
+  CHECK_EQ(bench.cache->reader().stats().errors, 2u);
+  CHECK(bench.fetch(1, {3, 4}));
+  CHECK_EQ(bench.cache->stats().guessed_right, 0u);
+}
+
+// A guess that is on its way when its layer begins is what the fetch waits for, and its failure is the fetch's.
+TEST(cache_a_guess_on_its_way_is_not_read_again) {
+  for (bool fails : {false, true}) {
+    MemoryReaderOptions options;
+    options.late = [](uint64_t) { return true; };  // nothing arrives but by waiting
+    options.fault = [&](uint64_t) { return Fault{fails ? EIO : 0, 0, false}; };
+    Bench bench(2, 8, 8, options);
+    prefetch(bench, 1, {3}, 1);
+    Status status;
+    CHECK_EQ(bench.fetch(1, {3}, &status), !fails);
+    CHECK_EQ(status.is_ok(), !fails);
+    CHECK_EQ(bench.cache->stats().hits, 1u);
+    CHECK_EQ(bench.cache->stats().guessed_right, 1u);
+    CHECK_EQ(bench.cache->reader().stats().reads + bench.cache->reader().stats().errors, 1u);
+  }
+}
+
+TEST(cache_stops_guessing_where_guesses_are_wrong) {
+  Bench bench(2, 8, 8, {}, false);
+  for (uint32_t i = 0; i < 400; ++i) {
+    prefetch(bench, 1, {i % 4}, 1);
+    REQUIRE(bench.fetch(0, {0}));
+    REQUIRE(bench.fetch(1, {4 + i % 4}));
+  }
+  CHECK(bench.cache->stats().guessed >= 64 && bench.cache->stats().guessed < 100);
+  for (uint32_t i = 0; i < 2000; ++i) REQUIRE(bench.fetch(0, {i % 4}));
+  const uint64_t before = bench.cache->stats().guessed;
+  for (uint32_t i = 0; i < 100; ++i) {  // tried again, and right now
+    prefetch(bench, 1, {i % 8}, 1);
+    REQUIRE(bench.fetch(1, {i % 8}));
+    REQUIRE(bench.fetch(0, {0, 1, 2, 3, 4, 5}));
+  }
+  CHECK(bench.cache->stats().guessed - before >= 80);
+}
+
+// Whatever is guessed, in whatever order things arrive and with reads that fail: a fetch gives the right bytes, or says
+// that it did not.
+TEST(cache_guesses_never_change_what_a_fetch_gives) {
+  std::mt19937 random(21);
+  for (uint32_t slots : {1u, 2u, 5u, 9u, 40u}) {
+    for (uint32_t faults : {0u, 20u}) {
+      MemoryReaderOptions options;
+      options.choose = [&](size_t waiting) { return random() % waiting; };
+      options.late = [&](uint64_t) { return random() % 3 == 0; };
+      options.fault = [&](uint64_t) { return Fault{faults != 0 && random() % faults == 0 ? EIO : 0, 0, false}; };
+      Bench bench(4, 16, slots, options);
+      for (int step = 0; step < 300; ++step) {
+        const uint32_t layer = random() % 4;
+        if (random() % 4 != 0) prefetch(bench, random() % 4, draw(random, 16, random() % 17), random() % 20);
+        Status status;
+        const bool right = bench.fetch(layer, draw(random, 16, 1 + random() % 16), &status);
+        CHECK(right || (faults != 0 && status.code() == Code::io));
+      }
+      CHECK(bench.cache->stats().guessed > 0 || slots == 1);
+    }
+  }
+}

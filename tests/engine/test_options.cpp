@@ -23,12 +23,6 @@ TEST(options_the_seeds_command_line) {
   CHECK(s.temperature == 0.6f && s.top_p == 0.95f && s.top_k == 50 && s.repetition_penalty == 1.1f && s.seed == 1337);
 }
 
-TEST(options_speculation_is_refused_while_there_is_none) {
-  const auto l = parse_launch({"--vault", "v", "--serve", "--spec", "8"});
-  CHECK(!l.is_ok());
-  CHECK(l.status().code() == Code::usage);
-}
-
 TEST(options_every_flag_reaches_its_place) {
   auto l = parse({"--budget=7.5g",
                   "--ctx",

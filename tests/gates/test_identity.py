@@ -2,7 +2,8 @@
 
 G1  streamed == resident            G5  any number of threads
 G2  any cache size                  G6  warm == cold: append, edit, regenerate, wrapped ring, cancelled turn
-G3  direct == buffered reads        G7  any chunk; decode == prefill
+G3  direct == buffered reads,       G7  any chunk; decode == prefill
+    io_uring == pread               G8  reading ahead on guesses, any number of them, or none
 G4  every ISA: each gate on each; integer kernels agree with scalar bit for bit
 """
 
@@ -58,9 +59,23 @@ def test_g1_g2_cache_size(vault: Path, isa: str, truth: np.ndarray, ring: int) -
     assert (np.asarray(small.logits(ids_of(150), prefill=100)) == truth).all()
 
 
+@pytest.mark.parametrize("io", ["uring", "pread"])
 @pytest.mark.parametrize("read_mode", ["direct", "buffered"])
-def test_g3_read_paths(vault: Path, isa: str, truth: np.ndarray, read_mode: str) -> None:
-    assert (np.asarray(engine(vault, isa=isa, ring=2 * TOP_K, read_mode=read_mode).logits(ids_of(150))) == truth).all()
+def test_g3_read_paths(vault: Path, isa: str, truth: np.ndarray, read_mode: str, io: str) -> None:
+    try:
+        small = engine(vault, isa=isa, ring=2 * TOP_K, read_mode=read_mode, io=io)
+    except _core.CoreError as error:
+        if "no io_uring here" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert (np.asarray(small.logits(ids_of(150))) == truth).all()
+
+
+@pytest.mark.parametrize("ring", [2 * TOP_K, 11, EXPERTS * LAYERS - 1])
+@pytest.mark.parametrize("spec", [0, 1, EXPERTS])
+def test_g8_reading_ahead(vault: Path, isa: str, truth: np.ndarray, ring: int, spec: int) -> None:
+    small = engine(vault, isa=isa, ring=ring, spec=spec)
+    assert (np.asarray(small.logits(ids_of(150), prefill=40)) == truth).all()
 
 
 def test_g4_float_mode_agrees_between_isas(vault: Path, isa: str) -> None:

@@ -27,7 +27,7 @@ struct EngineOptions {
   uint32_t io_workers = 0;              // threads that read from disk; 0 = the engine's choice
   std::string cache_policy;             // which expert gives way, by a name of experts/policy.h; "" = the default
   std::string trace;                    // file to write the routing trace to (experts/trace.h); "" = none
-  uint32_t spec = 0;                    // speculative prefetch, experts per layer; 0 = off
+  uint32_t spec = 1;                    // records read on a guess, per layer of a token; 0 = none
   uint32_t draft = 0;                   // tokens to guess at from the conversation and verify together; 0 = off
   std::string ledger;                   // file in which engines tell each other what memory they take; "" = none
   std::vector<int32_t> penalty_exempt;  // ids the repetition penalty leaves alone, passed by the launcher
