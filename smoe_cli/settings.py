@@ -18,6 +18,12 @@ def vault_dir() -> Path:
     return Path(os.environ.get("SMOE_VAULT_DIR") or "vault")
 
 
+def chat_templates() -> Path:
+    """smoe's own chat templates: inside the package in an installed wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    return next(folder for base in (package, package.parent) if (folder := base / "chat_templates").is_dir())
+
+
 def engine() -> Path | None:
     """SMOE_ENGINE: another engine executable than the one built with this package."""
     path = os.environ.get("SMOE_ENGINE")

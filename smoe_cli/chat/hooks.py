@@ -1,40 +1,18 @@
-"""What may take part in a turn besides the model: a tool-call parser, a constraint on the next token, an output filter.
+"""What may take part in a turn besides the model: tools on offer, a constraint on the next token, an output filter.
 
-Each is made anew for every turn, so ``Hooks`` holds what makes them. All are called from the thread that runs the turn.
+What keeps a state is made anew for every turn, so ``Hooks`` holds what makes it. All are called from the thread that
+runs the turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from smoe_cli.chat.events import Delta, TextDelta, ToolCallDelta
-
-
-class ToolParser(Protocol):
-    """Cuts a reply's text, its reasoning already taken out, into text and tool calls; however it is split."""
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """Control tokens it looks for: they stay in the text that it is fed."""
-        ...
-
-    def feed(self, text: str) -> Iterable[TextDelta | ToolCallDelta]: ...
-
-    def end(self) -> Iterable[TextDelta | ToolCallDelta]: ...
-
-
-class Constraint(Protocol):
-    """Which tokens may come next."""
-
-    def mask(self) -> bytes:
-        """One bit per vocabulary id, least significant first, 1 = allowed. Asked before each token."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """The token that was chosen."""
-        ...
+from smoe_cli.chat.events import Delta
+from smoe_cli.chat.template import Prompt
+from smoe_cli.engine.protocol import Masks
 
 
 class OutputFilter(Protocol):
@@ -52,8 +30,9 @@ class OutputFilter(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """None: there is none."""
+    """None: there is none. ``constraint`` gets the rendered prompt, whose end tells where the reply begins, and raises
+    nothing: what it needs is compiled before. ``single_call``: the reply ends after its first tool call."""
 
-    tool_parser: Callable[[], ToolParser] | None = None
-    constraint: Callable[[], Constraint] | None = None
+    constraint: Callable[[Prompt], Masks] | None = None
     output_filter: Callable[[], OutputFilter] | None = None
+    single_call: bool = False

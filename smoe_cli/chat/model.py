@@ -45,9 +45,11 @@ class ChatModel:
         return dict(self.manifest.get("generation") or {})
 
     def detokenizer(self, keep: tuple[str, ...] = ()) -> Detokenizer:
-        """Special tokens leave no text, but for those in ``keep``, which a parser looks for."""
-        kept = {self.tokenizer.id_of(token) for token in keep}
-        return Detokenizer(self.tokenizer.backend, frozenset(self.tokenizer.special_ids - kept))
+        """Special tokens leave no text, but for those in ``keep``, which a parser looks for; of these the ones that
+        are a token come with ``CONTROL`` before them."""
+        ids = (self.tokenizer.id_of(token) for token in keep if token in self.tokenizer.added)
+        kept = frozenset(token for token in ids if token is not None)
+        return Detokenizer(self.tokenizer.backend, self.tokenizer.special_ids - kept, kept)
 
 
 def open_model(

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from smoe_cli.chat.events import Delta, Done, Event, Generated, ReasoningDelta, Stats, TextDelta, ToolCallDelta
 from smoe_cli.chat.hooks import Hooks
 from smoe_cli.chat.model import ChatModel
-from smoe_cli.chat.stream import Piece, ReasoningParser, StopStrings
+from smoe_cli.chat.parse import ReplyParser
+from smoe_cli.chat.stream import Piece, StopStrings
+from smoe_cli.chat.template import Prompt
+from smoe_cli.chat.tools.base import Call
 from smoe_cli.engine import protocol
 
 
 class Reply:
-    """``tags``: what encloses reasoning; ``reasoning``: the prompt has opened it already. ``cancel`` is called once,
-    when a stop string or the filter ends the reply before the engine does."""
+    """``parser`` and the ``markers`` it looks for belong together. ``cancel`` is called once, when a stop string, the
+    filter or the only call that was asked for ends the reply before the engine does."""
 
     def __init__(
         self,
         model: ChatModel,
-        tags: tuple[str, str] | None,
-        reasoning: bool,
+        prompt: Prompt,
+        parser: ReplyParser,
+        markers: tuple[str, ...],
         stop: Sequence[str],
         hooks: Hooks,
         cancel: Callable[[], None],
     ) -> None:
-        self._tools = hooks.tool_parser() if hooks.tool_parser else None
         self._filter = hooks.output_filter() if hooks.output_filter else None
-        keep = (*(tags or ()), *(self._tools.markers if self._tools else ()))
-        self._detokenizer = model.detokenizer(keep)
-        self._parser = ReasoningParser(tags, reasoning)
+        self._detokenizer = model.detokenizer(markers)
+        self._parser = parser
+        self._prompt = prompt
+        self._single_call = hooks.single_call
         self._stops = StopStrings(stop)
         self._cancel = cancel
         self._spans = TokenSpans()
@@ -37,11 +42,12 @@ class Reply:
         self._first: float | None = None
         self._last = self._began
         self._tokens = self._reasoning_tokens = 0
-        self._called = False
+        self._calls = 0
 
     @property
     def _over(self) -> bool:
-        return self._stops.matched is not None or (self._filter is not None and self._filter.refused)
+        refused = self._filter is not None and self._filter.refused
+        return refused or self._stops.matched is not None or (self._single_call and self._calls > 0)
 
     def token(self, token: protocol.Token) -> Iterator[Event]:
         if self._over:
@@ -63,8 +69,8 @@ class Reply:
         """``prompt_tokens`` where the engine did not say it."""
         if not self._over:
             yield from self._out(self._rest())
-            if self._filter is not None:
-                yield from self._filter.end()
+        if self._filter is not None and not self._filter.refused:
+            yield from self._filter.end()
         yield Done(self._finish(done.finish), self._stops.matched, self._stats(done.counters, prompt_tokens))
 
     def _finish(self, finish: str) -> str:
@@ -72,7 +78,8 @@ class Reply:
             return "refusal"
         if self._stops.matched is not None:
             return "stop"
-        return "tool_calls" if self._called and finish != "cancel" and finish != "length" else finish or "stop"
+        ended = self._single_call or finish not in ("cancel", "length")
+        return "tool_calls" if self._calls and ended else finish or "stop"
 
     def _out(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         for delta in deltas:
@@ -86,29 +93,34 @@ class Reply:
         if text := self._detokenizer.end():
             yield from self._pieces(self._parser.feed(text))
         yield from self._pieces(self._parser.end())
-        if self._tools is not None:
-            yield from self._called_or_text(self._tools.end())
         if self._stops.matched is None:
             tail, tokens = self._stops.end(), self._spans.rest()
             if tail or tokens:
                 yield TextDelta(tail, tokens)
 
-    def _pieces(self, pieces: Iterable[Piece]) -> Iterator[Delta]:
+    def _pieces(self, pieces: Iterable[Piece | Call]) -> Iterator[Delta]:
         for piece in pieces:
-            if piece.reasoning:
+            if self._single_call and self._calls:
+                return
+            if isinstance(piece, Call):
+                if self._stops.matched is None:
+                    yield from self._call(piece)
+            elif piece.reasoning:
                 yield ReasoningDelta(piece.text)
-            elif self._tools is None:
+            else:
                 yield from self._text(piece.text)
-            else:
-                yield from self._called_or_text(self._tools.feed(piece.text))
 
-    def _called_or_text(self, deltas: Iterable[TextDelta | ToolCallDelta]) -> Iterator[Delta]:
-        for delta in deltas:
-            if isinstance(delta, ToolCallDelta):
-                self._called = True
-                yield delta
-            else:
-                yield from self._text(delta.text)
+    def _call(self, call: Call) -> Iterator[Delta]:
+        """A stop string that the text before it began can no longer complete: that text comes first."""
+        if held := self._stops.end():
+            yield TextDelta(held, self._spans.shown(held))
+        yield ToolCallDelta(self._calls, call.id or self._call_id(), call.name, call.arguments)
+        self._calls += 1
+
+    def _call_id(self) -> str:
+        """One that no other call of the conversation has, and the same for the same conversation."""
+        ids = hashlib.sha256(f"{self._calls} {self._prompt.ids}".encode()).hexdigest()
+        return f"call_{ids[:24]}"
 
     def _text(self, text: str) -> Iterator[TextDelta]:
         self._spans.fed(text)

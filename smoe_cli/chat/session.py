@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from smoe_cli.chat.events import Event, PrefillProgress, PromptSize, Restarted
 from smoe_cli.chat.hooks import Hooks
 from smoe_cli.chat.model import ChatModel
+from smoe_cli.chat.parse import markers_of, reply_parser
 from smoe_cli.chat.reply import Reply
-from smoe_cli.chat.template import Message, Prompt
+from smoe_cli.chat.request import Tool
+from smoe_cli.chat.template import ChatTemplate, Message, Prompt
 from smoe_cli.engine import protocol
 from smoe_cli.engine.protocol import Generate, Sampling
 from smoe_cli.errors import EngineRefused, UsageError
@@ -27,7 +29,8 @@ class Engine(Protocol):
 @dataclass(frozen=True)
 class TurnOptions:
     """``max_tokens`` None: what is left of the window. ``thinking`` None: as the template has it; ``switches`` are
-    further variables for the template, and ``tools`` its tools. ``slide`` false: a prompt over the window is refused.
+    further variables for the template. ``tools`` are on offer, and calls of them are looked for; what may be asked of
+    the calls is in ``hooks`` (see chat/tools/equip.py). ``slide`` false: a prompt over the window is refused.
     ``logprobs``: alternatives to report beside each token, None for no report at all."""
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -40,7 +43,7 @@ class TurnOptions:
     slide: bool = True
     bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None
-    tools: Sequence[dict[str, Any]] = ()
+    tools: Sequence[Tool] = ()
     switches: dict[str, Any] = field(default_factory=dict)
     hooks: Hooks = field(default_factory=Hooks)
 
@@ -54,13 +57,14 @@ def render(model: ChatModel, messages: Sequence[Message], options: TurnOptions) 
 
     def rendered(some: Sequence[Message]) -> Prompt:
         switches = {"enable_thinking": options.thinking, **options.switches}
-        return model.template.render(some, list(options.tools) or None, **switches)
+        return model.template.render(some, [tool.for_template() for tool in options.tools] or None, **switches)
 
     prompt = rendered(messages)
     if len(prompt.ids) > options.window:
         if not options.slide:
             raise too_long(f"the conversation takes {len(prompt.ids)} tokens", options.window)
-        least = [message for message in messages[:-1] if message["role"] == "system"][:1] + list(messages[-1:])
+        last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
+        least = [message for message in messages[:last] if message["role"] == "system"][:1] + list(messages[last:])
         size = len(rendered(least).ids)
         if size > options.window:
             raise too_long(f"the last message takes {size} tokens with the system message", options.window)
@@ -78,18 +82,22 @@ def turn(
     """Run one turn. The texts of the deltas joined are the reply; exactly one ``Done`` comes last, unless it raises."""
     prompt = prompt or render(model, messages, options)
     left = max(options.window - len(prompt.ids), options.window // 4)
-    tags = None if options.raw else model.template.reasoning_tags
+    template = template_of(model, options)
+    constraint = options.hooks.constraint
     request = Generate(
         ids=prompt.ids,
         max_tokens=options.max_tokens or left,
         sampling=options.sampling,
-        stop_ids=[] if options.raw else model.template.turn_end_ids,
+        stop_ids=template.turn_end_ids if template else [],
         bias=options.bias,
         session=options.session,
         logprobs=options.logprobs,
         slide=options.slide,
+        masks=(lambda: constraint(prompt)) if constraint else None,
     )
-    reply = Reply(model, tags, prompt.reasoning, options.stop, options.hooks, engine.cancel)
+    parser = reply_parser(template, prompt.reasoning, options.tools)
+    markers = markers_of(template, options.tools)
+    reply = Reply(model, prompt, parser, markers, options.stop, options.hooks, engine.cancel)
     try:
         for message in engine.generate(request):
             if isinstance(message, protocol.Token):
@@ -105,6 +113,13 @@ def turn(
                 yield message
     except EngineRefused as refusal:
         raise _in_words(refusal, options) from refusal
+
+
+def template_of(model: ChatModel, options: TurnOptions) -> ChatTemplate | None:
+    """The template that a turn is rendered and read with; a bare text has none."""
+    if options.raw:
+        return None
+    return model.template.for_tools() if options.tools else model.template
 
 
 def _in_words(refusal: EngineRefused, options: TurnOptions) -> EngineRefused:

@@ -13,11 +13,17 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from smoe_cli import settings
+from smoe_cli.chat.history import HistoryStyle, probe
+from smoe_cli.chat.stream import CONTROL
 from smoe_cli.chat.tokenizer import ControlTokens, TextTokenizer
+from smoe_cli.chat.tools import harmony
+from smoe_cli.chat.tools.base import Syntax
+from smoe_cli.chat.tools.choose import syntax_of
 from smoe_cli.errors import UnsupportedError, UsageError
 
 Message = dict[str, Any]
@@ -41,8 +47,12 @@ class Prompt:
 class ChatTemplate:
     """One Jinja template bound to a tokenizer. Raises UsageError when the template refuses a conversation."""
 
-    def __init__(self, source: str, tokenizer: TextTokenizer, origin: str, require_turn_end: bool = False) -> None:
+    def __init__(
+        self, source: str, tokenizer: TextTokenizer, origin: str, require_turn_end: bool = False, tool_source: str = ""
+    ) -> None:
+        """``tool_source``: another template of the same model, for conversations with tools."""
         self.source = source
+        self._tool_source = tool_source
         self.tokenizer = tokenizer
         self.origin = origin
         self._control = ControlTokens(tokenizer, source)
@@ -55,11 +65,21 @@ class ChatTemplate:
                 "without one every reply would run on to its limit; end the turn with a token of this tokenizer",
             )
         self.turn_end_ids: list[int] = [] if end is None else [end]
+        if harmony.claims(source):
+            stops = (tokenizer.id_of(marker) for marker in harmony.STOPS)
+            self.turn_end_ids = [stop for stop in stops if stop is not None]
         self.reasoning_tags = next((pair for pair in REASONING_TAGS if self._knows(pair[1])), None)
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, **switches: Any) -> Prompt:
-        """Ids of the conversation, ready for the assistant's reply. ``switches`` go to the template, None left out."""
+        """Ids of the conversation, ready for the assistant's reply. ``switches`` go to the template, None left out.
+        With tools, or calls among the messages, it is ``for_tools()`` that renders."""
         plain = [_flat(message) for message in messages]
+        if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
+            capable = self.for_tools()
+            if capable is not self:
+                return capable.render(messages, tools, **switches)
+        if any(set(message) - {"role", "content"} for message in plain):
+            plain = self.style.apply(plain)
         if "developer" not in self.source:
             plain = [{**m, "role": "system"} if m["role"] == "developer" else m for m in plain]
         marker = _free_marker(plain, tools, self.source)
@@ -73,7 +93,7 @@ class ChatTemplate:
         from jinja2.exceptions import TemplateError
 
         if self.lists_only:
-            messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            messages = [{**m, "content": [{"type": "text", "text": m["content"] or ""}]} for m in messages]
         given = {key: value for key, value in switches.items() if value is not None}
         try:
             rendered: Any = _renderer()(
@@ -92,7 +112,7 @@ class ChatTemplate:
     def _mark_message(self, message: Message, marker: str) -> Message:
         marked: Message = self._mark(message, marker)
         tags = self.reasoning_tags
-        if message["role"] == "assistant" and tags and message["content"].startswith(tags[0]):
+        if message["role"] == "assistant" and tags and (message["content"] or "").startswith(tags[0]):
             # The model's own reasoning, inline: templates look for the tags to cut it out of earlier turns.
             before, closed, after = message["content"].partition(tags[1])
             before = tags[0] + self._control.mark(before.removeprefix(tags[0]), marker)
@@ -107,6 +127,49 @@ class ChatTemplate:
         return [self._mark(item, marker) for item in value] if isinstance(value, list) else value
 
     # -- what the template is like --
+
+    @cached_property
+    def style(self) -> HistoryStyle:
+        """How it wants calls, results and reasoning of earlier turns."""
+        return probe(lambda messages, tools: self._render(messages, tools, True, {}))
+
+    @cached_property
+    def syntax(self) -> type[Syntax] | None:
+        """How the model writes tool calls, as far as the template tells."""
+        return syntax_of(self.source)
+
+    def spell(self, marker: str) -> str:
+        """A marker as the text of a reply has it: after ``CONTROL`` where it is one token."""
+        return CONTROL + marker if marker in self.tokenizer.added else marker
+
+    def for_tools(self) -> ChatTemplate:
+        """This template, or the variant of it that can do tools. UnsupportedError when there is none."""
+        if self._variant is None:
+            raise UnsupportedError(
+                f"{self.origin} knows no tools, and smoe has no variant of it that does",
+                "leave the tools out, or give a template that writes them with --chat-template",
+                param="tools",
+            )
+        return self._variant
+
+    @cached_property
+    def _variant(self) -> ChatTemplate | None:
+        if not self._tool_source and self._does_tools():
+            return self
+        sources = [(self._tool_source, self.origin)] if self._tool_source else []
+        for source, origin in [*sources, *_tool_variants(self.source)]:
+            try:
+                variant = ChatTemplate(source, self.tokenizer, origin)
+            except UsageError:  # it writes tokens that this tokenizer does not have
+                continue
+            if variant._does_tools():
+                variant._variant = variant
+                return variant
+        return None
+
+    def _does_tools(self) -> bool:
+        known = harmony.claims(self.source) or self.syntax is not None
+        return known and self.style.takes_tools and self.style.takes_calls
 
     def has_thinking_switch(self) -> bool:
         """Whether ``enable_thinking`` changes anything in what the template writes."""
@@ -155,6 +218,25 @@ class ChatTemplate:
 
 
 @cache
+def _own_tool_variants() -> list[tuple[list[str], str, str]]:
+    """smoe's own templates with tools: the markers that a model's own template must hold, the source, where it lies.
+
+    The markers stand in the file's first line, a comment: {#- for: <|im_start|> <|im_end|> -#}
+    """
+    found = []
+    for path in sorted(settings.chat_templates().glob("*_tools.jinja")):
+        source = path.read_text(encoding="utf-8")
+        heading = re.match(r"\{#- for: (.*?) -#\}\n?", source)
+        if heading:
+            found.append((heading[1].split(), source[heading.end() :], str(path)))
+    return found
+
+
+def _tool_variants(template: str) -> list[tuple[str, str]]:
+    return [(source, origin) for markers, source, origin in _own_tool_variants() if all(m in template for m in markers)]
+
+
+@cache
 def _renderer() -> Callable[..., Any]:
     """transformers' own, imported late, since that takes most of a second. Without PyTorch, which smoe does not need,
     the import warns on stderr that models are not available."""
@@ -180,10 +262,12 @@ def load_template(tokenizer: TextTokenizer, override: Path | None = None) -> Cha
     if path.is_file():
         return ChatTemplate(path.read_text(encoding="utf-8"), tokenizer, str(path))
     found = tokenizer.config.get("chat_template")
+    with_tools = ""
     if isinstance(found, list):  # several, by name
-        found = next((item["template"] for item in found if item.get("name") == "default"), None)
+        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        found, with_tools = named.get("default"), str(named.get("tool_use") or "")
     if isinstance(found, str):
-        return ChatTemplate(found, tokenizer, str(tokenizer.folder / "tokenizer_config.json"))
+        return ChatTemplate(found, tokenizer, str(tokenizer.folder / "tokenizer_config.json"), tool_source=with_tools)
     raise UnsupportedError(
         f"{tokenizer.folder} has no chat template: neither chat_template.jinja nor one in tokenizer_config.json",
         "give one with --chat-template FILE, or send bare text with --raw",

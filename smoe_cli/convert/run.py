@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smoe_cli import __version__, _core, registry
+from smoe_cli import __version__, _core, registry, settings
 from smoe_cli.convert import tokenizer as tok
 from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from smoe_cli.convert.encodings import choose_roles
@@ -31,12 +31,7 @@ from smoe_cli.families.arch import arch_json
 
 PROBE_LEAST_BYTES, PROBE_READ_BYTES = 256 << 20, 4 << 20
 HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
-# In an installed wheel they lie inside the package, in a checkout beside it.
-TEMPLATES = next(
-    folder
-    for folder in (Path(__file__).parents[1] / "chat_templates", Path(__file__).parents[2] / "chat_templates")
-    if folder.is_dir()
-)
+TEMPLATES = settings.chat_templates()
 
 
 @dataclass(frozen=True)

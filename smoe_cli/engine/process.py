@@ -19,7 +19,17 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from smoe_cli.engine.protocol import Generate, Message, ProtocolError, ReplyParser, Scored, score_line
+from smoe_cli.engine.protocol import (
+    Generate,
+    Masks,
+    Message,
+    ProtocolError,
+    ReplyParser,
+    Scored,
+    Token,
+    mask_line,
+    score_line,
+)
 from smoe_cli.errors import CorruptError, EngineError, EngineRefused, ResourceError, SmoeError, UsageError
 
 _START_ERRORS: dict[int, type[SmoeError]] = {2: UsageError, 3: ResourceError, 4: CorruptError}
@@ -77,7 +87,8 @@ class EngineProcess:
 
         A caller that closes the iterator before the end cancels the generation and waits for the engine to be idle.
         """
-        yield from self._exchange(request.line(), ReplyParser(request.logprobs))
+        masks = request.masks() if request.masks is not None else None
+        yield from self._exchange(request.line(), ReplyParser(request.logprobs), masks)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Natural log-probability of each of ``ids[1:]`` given those before it."""
@@ -93,23 +104,35 @@ class EngineProcess:
         for _ in self._exchange("RESET\n", ReplyParser()):
             pass
 
-    def _exchange(self, line: str, parser: ReplyParser) -> Generator[Message, None, None]:
+    def _exchange(self, line: str, parser: ReplyParser, masks: Masks | None = None) -> Generator[Message, None, None]:
         self._give_up_at = None
         refused = self._count_refused()
         self._send(line)
         try:
+            if masks is not None:
+                self._send(mask_line(masks.mask()))
             while not parser.finished:
-                yield from parser.feed(self._read())
+                for message in parser.feed(self._read()):
+                    if masks is not None and isinstance(message, Token):
+                        masks.accept(message.id)  # the last mask answers no step, and is dropped
+                        self._send(mask_line(masks.mask()))
+                    yield message
         except EngineRefused as refusal:
             refusal.hint = refusal.hint or self._why_refused(refused)
             raise
-        except GeneratorExit:
-            self.cancel()
-            with contextlib.suppress(EngineError):
-                while not parser.finished:
-                    for _ in parser.feed(self._read()):
-                        pass
+        except EngineError:
             raise
+        except BaseException:  # closed by the caller, or no mask could be made
+            self._drain(parser)
+            raise
+
+    def _drain(self, parser: ReplyParser) -> None:
+        """Cancel, and wait for the engine to be idle."""
+        self.cancel()
+        with contextlib.suppress(EngineError):
+            while not parser.finished:
+                for _ in parser.feed(self._read()):
+                    pass
 
     def info(self) -> dict[str, Any]:
         """What the engine says about itself; also the proof that it is up."""

@@ -3,6 +3,7 @@
 A request is one line; a reply is whitespace-separated words up to a sentinel::
 
     -> GEN <max_tokens> [key=value ...] <id0>,<id1>,...
+    -> MASK <base64>   with mask=1, before each step
     <- prompt=N cached=N  pre=done/total ...  id [lp=f top=id:lp,...] ...  key=value ... fin=stop <<DONE>>
     <- key=value ... <<ERR name>>
     -> SCORE <id0>,<id1>,...
@@ -13,9 +14,11 @@ Words that hold ``=`` and are not known here are kept as counters of the reply, 
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from smoe_cli.errors import EngineError, EngineRefused, UsageError
 
@@ -53,6 +56,19 @@ _SAMPLING_KEYS = {
 }
 
 
+class Masks(Protocol):
+    """Which tokens may come next. Asked by the thread that reads the reply, once before the first token and once after
+    each: the engine computes the step meanwhile."""
+
+    def mask(self) -> bytes:
+        """ceil(vocabulary / 8) bytes, one bit per id, least significant first, 1 = allowed."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token that was chosen."""
+        ...
+
+
 @dataclass(frozen=True)
 class Generate:
     """One generation request. ``ids`` is always the whole conversation; the engine finds the prefix it already has."""
@@ -65,6 +81,7 @@ class Generate:
     session: str = ""
     logprobs: int | None = None  # alternatives to report beside each token; None: report nothing
     slide: bool = True
+    masks: Callable[[], Masks] | None = None  # made anew when the request is sent again
 
     def line(self) -> str:
         """The ``GEN`` line, newline included. Raises UsageError for numbers that have no meaning."""
@@ -89,6 +106,13 @@ class Generate:
             yield f"lp={self.logprobs}"
         if not self.slide:
             yield "slide=0"
+        if self.masks is not None:
+            yield "mask=1"
+
+
+def mask_line(bits: bytes) -> str:
+    """The ``MASK`` line for the next step."""
+    return f"MASK {base64.b64encode(bits).decode('ascii')}\n"
 
 
 def score_line(ids: Sequence[int], top: int = 0) -> str:

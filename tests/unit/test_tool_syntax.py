@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import CONTROL, Piece
 from smoe_cli.chat.tools import deepseek, glm, harmony, invoke_tags, kimi, mistral
-from smoe_cli.chat.tools.base import Call, CallStream, Syntax, Tool, call_of, calls_of, members
+from smoe_cli.chat.tools.base import Call, CallStream, Syntax, call_of, calls_of, members
 from smoe_cli.chat.tools.choose import KINDS, syntax_of
 from smoe_cli.chat.tools.deepseek import SeparatedCalls
 from smoe_cli.chat.tools.function_tags import FunctionTags
@@ -48,7 +50,7 @@ def pieces(text: str) -> Iterator[list[str]]:
     chance = random.Random(5)
     for _ in range(40):
         edges = sorted({0, len(text), *(chance.randrange(len(text) + 1) for _ in range(chance.randrange(8)))})
-        yield [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        yield [text[a:b] for a, b in pairwise(edges)]
 
 
 def run(syntax: Syntax, parts: list[str]) -> tuple[Result, list[str | Call]]:
@@ -210,7 +212,8 @@ def test_arg_keys(text: str, expected: Result | None) -> None:
             ("", [rome("abcdef123"), NOW]),
         ),
         ('Well. [TOOL_CALLS]weather[ARGS]{"city": "Rome"}', ("Well.", [rome()])),
-        ('[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}', ("", [rome("abcdef123"), NOW])),
+        ('[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}',
+         ("", [rome("abcdef123"), NOW])),
         ('[TOOL_CALLS]weather{"city": "Rome"} so', ("so", [rome()])),
         ("[TOOL_CALLS]", None),
         ("[TOOL_CALLS] nothing of the kind }", None),
@@ -226,7 +229,7 @@ def test_bracket_calls(text: str, expected: Result | None) -> None:
     ("text", "expected"),
     [
         ('{"name": "weather", "parameters": {"city": "Rome"}}', ("", [rome()])),
-        (' {"type": "function", "name": "weather", "parameters": {"city": "Rome"}}; {"name": "now", "parameters": {}}\n',
+        (' {"type": "function", "name": "weather", "parameters": {"city": "Rome"}}; {"name": "now"}\n',
          ("", [rome(), NOW])),
         ('<|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}', ("", [rome()])),
         ('{"name": "now"} so it is', ("so it is", [NOW])),

@@ -11,31 +11,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain, tail_that_may_grow
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function the model may call. ``parameters`` is its JSON schema; ``strict``: calls must obey it."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
-    strict: bool = False
-
-    def definition(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        function: dict[str, Any] = {"name": self.name, "parameters": self.parameters or _NO_PARAMETERS}
-        if self.description:
-            function = {"name": self.name, "description": self.description, "parameters": function["parameters"]}
-        return {"type": "function", "function": function}
-
-
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True)

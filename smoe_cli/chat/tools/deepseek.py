@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken, Tool, is_object
+from smoe_cli.chat.tools.base import Call, Syntax, Taken, is_object
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

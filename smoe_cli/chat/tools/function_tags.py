@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken, Tool
+from smoe_cli.chat.tools.base import Call, Syntax, Taken
 from smoe_cli.chat.tools.values import schema_of, value_of, written
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Syntax, Taken, Tool, calls_of, in_string
+from smoe_cli.chat.tools.base import Syntax, Taken, calls_of, in_string
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

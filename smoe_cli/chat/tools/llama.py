@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Syntax, Taken, Tool, call_of, json_end
+from smoe_cli.chat.tools.base import Syntax, Taken, call_of, json_end
 
 OPEN = "<|python_tag|>"
 _BARE = re.compile(r"\s*([;{])")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken, Tool, calls_of, is_object, json_end
+from smoe_cli.chat.tools.base import Call, Syntax, Taken, calls_of, is_object, json_end
 
 OPEN, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smoe_cli.chat.tools.base import Tool
+from smoe_cli.chat.request import Tool
 
 
 def schema_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
     """The properties of a tool's parameters, empty for a tool that is not on offer."""
-    found = next((tool.parameters for tool in tools if tool.name == name), {})
+    found = next((tool.parameters or {} for tool in tools if tool.name == name), {})
     properties = found.get("properties")
     return properties if isinstance(properties, dict) else {}
 
