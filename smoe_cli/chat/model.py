@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from smoe_cli.chat.detokenize import Detokenizer
-from smoe_cli.chat.template import ChatTemplate, load_template
+from smoe_cli.chat.grammar import Vocabulary
+from smoe_cli.chat.template import REASONING_TAGS, ChatTemplate, load_template
 from smoe_cli.chat.tokenizer import TextTokenizer, check_lineage
+from smoe_cli.chat.tools import harmony
+from smoe_cli.chat.tools.choose import KINDS
 from smoe_cli.errors import UsageError
 
 
@@ -43,6 +46,17 @@ class ChatModel:
     @property
     def generation(self) -> dict[str, Any]:
         return dict(self.manifest.get("generation") or {})
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens as grammars need them. Made when the first constrained reply is asked for, which takes a second or
+        more."""
+        size = self.manifest.get("arch", {}).get("vocab", self.tokenizer.backend.get_vocab_size())
+        markers = {*harmony.MARKERS, *(marker for kind in KINDS for marker in kind.markers)}
+        markers |= {tag for tags in REASONING_TAGS for tag in tags}
+        markup = (self.tokenizer.marker_id(marker) for marker in markers)
+        ends = [*self.eos_ids, *self.template.turn_end_ids]
+        return Vocabulary(self.tokenizer, size, ends, (token for token in markup if token is not None))
 
     def detokenizer(self, keep: tuple[str, ...] = ()) -> Detokenizer:
         """Special tokens leave no text, but for those in ``keep``, which a parser looks for; of these the ones that

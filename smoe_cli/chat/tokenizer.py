@@ -48,6 +48,10 @@ class TextTokenizer:
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
+    def marker_id(self, text: str) -> int | None:
+        """The id of a text that is an added token: it is matched before anything else, and is never spelled."""
+        return self.id_of(text) if text in self.added else None
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         ids = (self.id_of(content) for content, token in self.added.items() if token.special)

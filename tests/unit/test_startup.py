@@ -19,6 +19,7 @@ HEAVY = (
     "torch",
     "numpy",
     "tokenizers",
+    "llguidance",
     "gguf",
     "prompt_toolkit",
     "smoe_cli._core",

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain, tail_that_may_grow
+from smoe_cli.chat.tools.lark import CallGrammar, Lark
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class Syntax(ABC):
     def take(self, held: str, final: bool) -> Taken | None:
         """What a text is that begins with an opener; None: it may go on. ``final``: nothing more comes. What is
         answered for a text must be answered for every longer one, too."""
+
+    @abstractmethod
+    def grammar(self, lark: Lark) -> CallGrammar:
+        """How the calls of the tools on offer are written, their arguments by the tools' schemas."""
 
     def find(self, text: str, start: bool, after_call: bool) -> int | None:
         """Where in the text the first call may begin. ``start``: only calls and spaces came before it."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Call, Syntax, Taken, is_object
+from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -41,6 +42,13 @@ class SeparatedCalls(Syntax):
             re.compile(rf"{head}(\S+?)\s*{separator}\s*(.*?)\s*", re.DOTALL),
         ]
 
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            head = lark.markup(f"{OPEN}{tool.name}{SEPARATOR}", OPEN, SEPARATOR)
+            calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {lark.marker(CLOSE)}")
+        return CallGrammar(tuple(calls), lark.marker(SECTION), "", lark.marker(SECTION_END), SECTION)
+
     def take(self, held: str, final: bool) -> Taken | None:
         if held.startswith(self._section_end):
             return Taken(len(self._section_end), ())
@@ -55,3 +63,19 @@ class SeparatedCalls(Syntax):
             if match and is_object(arguments := plain(match[2])):
                 return Taken(len(body) + (len(self._close) if over else 0), (Call(plain(match[1]), arguments),))
         return Taken(max(len(opener) for opener in self.openers if held.startswith(opener)), None)
+
+
+class FencedCalls(SeparatedCalls):
+    """The earlier form: a call names its type first, and its JSON stands in a fence."""
+
+    @staticmethod
+    def claims(template: str) -> bool:
+        return OPEN in template and "```json" in template
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            head = lark.markup(f"{OPEN}function{SEPARATOR}{tool.name}\n```json\n", OPEN, SEPARATOR)
+            tail = lark.markup(f"\n```{CLOSE}", CLOSE)
+            calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {tail}")
+        return CallGrammar(tuple(calls), lark.marker(SECTION), lark.literal("\n"), lark.marker(SECTION_END), SECTION)

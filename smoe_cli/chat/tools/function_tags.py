@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Call, Syntax, Taken
-from smoe_cli.chat.tools.values import schema_of, value_of, written
+from smoe_cli.chat.tools.lark import CallGrammar, Lark
+from smoe_cli.chat.tools.values import bare_arguments, schema_of, value_of, written
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -31,6 +32,15 @@ class FunctionTags(Syntax):
             FUNCTION,
         )  # some leave the outer tag out
         self.closers = (self._close, FUNCTION_END)
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            pairs = bare_arguments(lark, tool, "<parameter={}>\n", "\n</parameter>\n")
+            head = lark.markup(f"{OPEN}\n<function={tool.name}>\n", OPEN)
+            tail = lark.markup(f"{FUNCTION_END}\n{CLOSE}", CLOSE)
+            calls.append(f"{head} {pairs} {tail}")
+        return CallGrammar(tuple(calls), separator=lark.literal("\n"), opener=OPEN)
 
     def take(self, held: str, final: bool) -> Taken | None:
         wrapped = held.startswith(self._open)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Call, Syntax, Taken
-from smoe_cli.chat.tools.values import schema_of, value_of, written
+from smoe_cli.chat.tools.lark import CallGrammar, Lark
+from smoe_cli.chat.tools.values import bare_arguments, schema_of, value_of, written
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -28,6 +29,14 @@ class ArgKeys(Syntax):
         self.closers = (self._close,)
         key, key_end, value, value_end = (re.escape(spell(tag)) for tag in (KEY, KEY_END, VALUE, VALUE_END))
         self._pair = re.compile(rf"\s*{key}(.*?){key_end}\s*{value}(.*?){value_end}\s*", re.DOTALL)
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            pairs = bare_arguments(lark, tool, f"{KEY}{{}}{KEY_END}\n{VALUE}", VALUE_END, self.markers, "\n")
+            head = lark.markup(f"{OPEN}{tool.name}\n", OPEN)
+            calls.append(f"{head} {pairs} {lark.marker(CLOSE)}")
+        return CallGrammar(tuple(calls), separator=lark.literal("\n"), opener=OPEN)
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)

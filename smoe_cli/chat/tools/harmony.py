@@ -7,10 +7,13 @@ The syntax covers the whole reply, so this is the reply's only parser, with tool
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import Piece, plain, tail_that_may_grow
 from smoe_cli.chat.tools.base import Call, is_object
+from smoe_cli.chat.tools.lark import ANY_OBJECT, Lark
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -22,6 +25,24 @@ _LONGEST_HEADER = 400
 
 def claims(template: str) -> bool:
     return CHANNEL in template and MESSAGE in template
+
+
+def reply_grammar(lark: Lark, tools: Sequence[Tool], schema: dict[str, Any] | None, required: bool) -> str:
+    """The whole reply, reasoning included. With ``schema`` the final message is JSON of it; ``required``: a call ends
+    the reply."""
+    again = lark.markup(f"{END}{START}assistant", END, START)
+    text = lark.text()
+    reasoning = lark.rule(f"{lark.markup(f'{CHANNEL}analysis{MESSAGE}', CHANNEL, MESSAGE)} {text} {again}")
+    ends = []
+    for tool in tools:
+        head = lark.markup(f"{CHANNEL}commentary to=functions.{tool.name} {CONSTRAIN}json{MESSAGE}", *MARKERS)
+        ends.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)}")
+    if not required or not ends:
+        preamble = lark.rule(f"{lark.markup(f'{CHANNEL}commentary{MESSAGE}', CHANNEL, MESSAGE)} {text} {again}")
+        reasoning = f"({reasoning} | {preamble})"
+        head = lark.markup(f"{CHANNEL}final{MESSAGE}", CHANNEL, MESSAGE)
+        ends.append(f"{head} {text if schema is None else lark.json(schema)}")
+    return f"{reasoning}* ({' | '.join(ends)})"
 
 
 class HarmonyReply:

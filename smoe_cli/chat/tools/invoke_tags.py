@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Call, Syntax, Taken
-from smoe_cli.chat.tools.values import schema_of, value_of, written
+from smoe_cli.chat.tools.lark import CallGrammar, Lark
+from smoe_cli.chat.tools.values import bare_arguments, schema_of, value_of, written
 
 OPEN, CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 _INVOKE = re.compile(r'\s*<invoke name="([^"]+)">(.*?)</invoke>\s*', re.DOTALL)
@@ -27,6 +28,15 @@ class InvokeTags(Syntax):
         self._open, self._close = spell(OPEN), spell(CLOSE)
         self.openers = (self._open,)
         self.closers = (self._close,)
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            pairs = bare_arguments(lark, tool, '<parameter name="{}">', "</parameter>\n")
+            head = lark.literal(f'<invoke name="{tool.name}">\n')
+            tail = lark.literal("</invoke>\n")
+            calls.append(f"{head} {pairs} {tail}")
+        return CallGrammar(tuple(calls), lark.markup(OPEN + "\n", OPEN), "", lark.marker(CLOSE), OPEN)
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)

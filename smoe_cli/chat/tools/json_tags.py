@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Syntax, Taken, calls_of, in_string
+from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -23,6 +25,14 @@ class JsonTags(Syntax):
         self._open, self._close = spell(OPEN), spell(CLOSE)
         self.openers = (self._open,)
         self.closers = (self._close,)
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            head = lark.markup(f'{OPEN}\n{{"name": {json.dumps(tool.name)}, "arguments": ', OPEN)
+            tail = lark.markup("}\n" + CLOSE, CLOSE)
+            calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {tail}")
+        return CallGrammar(tuple(calls), separator=lark.literal("\n"), opener=OPEN)
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)

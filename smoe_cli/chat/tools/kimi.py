@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Call, Syntax, Taken, is_object
+from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 OPEN, ARGUMENTS, CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -37,6 +38,14 @@ class NumberedCalls(Syntax):
         self._form = re.compile(
             rf"(?:{section}\s*)?{opener}\s*((?:functions\.)?([\w.-]+?)(?::\d+)?)\s*{arguments}\s*(.*?)\s*", re.DOTALL
         )
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        number = lark.terminal("/[0-9]{1,4}/")
+        calls = []
+        for tool in self.tools:
+            head = f"{lark.markup(f'{OPEN}functions.{tool.name}:', OPEN)} {number} {lark.marker(ARGUMENTS)}"
+            calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {lark.marker(CLOSE)}")
+        return CallGrammar(tuple(calls), lark.marker(SECTION), "", lark.marker(SECTION_END), SECTION)
 
     def take(self, held: str, final: bool) -> Taken | None:
         if held.startswith(self._section_end):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Syntax, Taken, call_of, json_end
+from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark, nested
 
 OPEN = "<|python_tag|>"
 _BARE = re.compile(r"\s*([;{])")
@@ -38,6 +39,16 @@ class BareJson(Syntax):
         if match and (match[1] == "{" or after_call):
             return match.start(1)
         return super().find(text, start, after_call)
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        schemas = []
+        for tool in self.tools:
+            parameters = nested(tool.parameters or ANY_OBJECT, "#/properties/parameters")
+            members = {"name": {"const": tool.name}, "parameters": parameters}
+            schemas.append(
+                {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
+            )
+        return CallGrammar(schemas=tuple(schemas), several=False)
 
     def take(self, held: str, final: bool) -> Taken | None:
         if held.startswith(";"):

@@ -5,12 +5,14 @@ Nothing closes a call but the end of its JSON.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
 from smoe_cli.chat.tools.base import Call, Syntax, Taken, calls_of, is_object, json_end
+from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 OPEN, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -29,6 +31,14 @@ class BracketCalls(Syntax):
         self.closers = ("}", "]", self._open)
         arguments, call_id = re.escape(spell(ARGUMENTS)), re.escape(spell(ID))
         self._head = re.compile(rf"\s*([\w.:/-]+)(?:{call_id}(\w+))?\s*(?:{arguments})?\s*(?=\{{)")
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            head = lark.literal(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+            calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {lark.literal('}')}")
+        prefix, suffix = lark.markup(OPEN + " [", OPEN), lark.literal("]")
+        return CallGrammar(tuple(calls), prefix, lark.literal(", "), suffix, OPEN)
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)
@@ -51,3 +61,18 @@ class BracketCalls(Syntax):
         if head is None or end is None or not is_object(body[head.end() : end]):
             return None
         return Taken(end, (Call(head[1], plain(body[head.end() : end]), head[2] or ""),))
+
+
+class NamedBracketCalls(BracketCalls):
+    """The later form: the name stands before the arguments, each call has a marker of its own."""
+
+    @staticmethod
+    def claims(template: str) -> bool:
+        return OPEN in template and ARGUMENTS in template
+
+    def grammar(self, lark: Lark) -> CallGrammar:
+        calls = []
+        for tool in self.tools:
+            head = lark.markup(f"{OPEN}{tool.name}{ARGUMENTS}", OPEN, ARGUMENTS)
+            calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)}")
+        return CallGrammar(tuple(calls), opener=OPEN)
