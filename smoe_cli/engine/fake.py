@@ -7,6 +7,10 @@
      "start": {"exit": 3, "stderr": "error: ..."}, "notices": ["line for stderr"],
      "faults": [{"reply": 0, "after": 3, "kind": "signal", "signal": "SIGKILL", "times": 1, "stderr": "last words"}]}
 
+With ``mask=1`` in a request it waits for a mask before each step, like the real one: a token of the list that is not
+allowed is passed over for the lowest id that is, and the reply ends only where one of ``eos`` ([0, 2]) or ``stop=`` is
+allowed.
+
 A fault's ``kind`` is signal, exit, hang, garbage, close, eat (memory, until something stops it) or err (with ``name``);
 ``after`` counts tokens, -1 is in the prefill. What has been answered and which faults are spent is kept in
 ``FILE.state``, since a death ends this process.
@@ -15,6 +19,9 @@ A fault's ``kind`` is signal, exit, hang, garbage, close, eat (memory, until som
 from __future__ import annotations
 
 import argparse
+import base64
+import contextlib
+import itertools
 import json
 import os
 import queue
@@ -36,12 +43,18 @@ class FakeEngine:
         self.sessions: dict[str, list[int]] = {}
         self.held: list[int] = []
         self.logprobs: int | None = None
-        self.lines: queue.Queue[str] = queue.Queue()
+        self.lines: queue.Queue[tuple[str, queue.Queue[bytes]]] = queue.Queue()  # each with the masks that follow it
+        self.masks: queue.Queue[bytes] = queue.Queue()
+        self.closed = False
+        self.ends: list[int] | None = None  # with masks: the tokens that end a reply
         self.cancelled = threading.Event()
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        while line := self.lines.get():
+        while True:
+            line, self.masks = self.lines.get()
+            if not line:
+                return
             verb, _, rest = line.strip().partition(" ")
             if verb == "GEN":
                 self._generate(rest)
@@ -56,12 +69,17 @@ class FakeEngine:
                 say("<<ERR bad_request>>\n")
 
     def _read(self) -> None:
+        masks: queue.Queue[bytes] = queue.Queue()
         for line in sys.stdin:
             if line.strip() == "CANCEL":
                 self.cancelled.set()
+            elif line.startswith("MASK "):
+                masks.put(base64.b64decode(line[5:]))
             elif line.strip():
-                self.lines.put(line)
-        self.lines.put("")
+                masks = queue.Queue()
+                self.lines.put((line, masks))
+        self.closed = True
+        self.lines.put(("", masks))
 
     def _generate(self, rest: str) -> None:
         words = rest.split()
@@ -69,6 +87,10 @@ class FakeEngine:
         fields = dict(word.split("=", 1) for word in words[1:-1])
         self._log({"request": rest})
         self.cancelled.clear()
+        self.ends = None
+        if fields.get("mask") == "1":
+            stops = [int(token) for token in fields.get("stop", "").split(",") if token]
+            self.ends = [*self.script.get("eos", [0, 2]), *stops]
         self.logprobs = int(fields["lp"]) if "lp" in fields else None
         name = fields.get("session", "")
         self.held = self.sessions.get(name, [])
@@ -99,17 +121,36 @@ class FakeEngine:
     def _decode(self, ids: list[int], max_tokens: int) -> str:
         replies = self.script["replies"]
         reply = replies[self.state["answered"] % len(replies)]
-        for made, token in enumerate(reply):
+        for made in itertools.count():
             if self._fault(made):
                 return "err"
             if self.cancelled.is_set():
                 return "cancel"
             if made == max_tokens:
                 return "length"
+            token = reply[made] if made < len(reply) else None
+            if self.ends is not None:
+                token = self._masked(token)
+            if token is None:
+                return "cancel" if self.cancelled.is_set() else "stop"
             time.sleep(self.script.get("token_ms", 1) / 1000)
             say(f"{token} {self._logprob(token)}")
             self.held.append(token)
-        return "err" if self._fault(len(reply)) else "stop"
+        raise AssertionError
+
+    def _masked(self, wanted: int | None) -> int | None:
+        """The next token under the next mask; None: the reply ends."""
+        mask = b""
+        while not mask and not self.cancelled.is_set() and not self.closed:
+            with contextlib.suppress(queue.Empty):
+                mask = self.masks.get(timeout=0.01)
+        allowed = [token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1]
+        ends = set(self.ends or [])
+        if wanted in allowed and wanted not in ends:
+            return wanted
+        if wanted is None and ends & set(allowed):
+            return None
+        return next((token for token in allowed if token not in ends), None)
 
     def _score(self, rest: str) -> None:
         """Every token has the probability that ``_logprob`` gives it."""

@@ -9,6 +9,7 @@ from typing import Any
 from smoe_cli.chat.session import TurnOptions, render, too_long
 from smoe_cli.chat.template import ChatTemplate, Message, Prompt
 from smoe_cli.chat.token_text import TokenText
+from smoe_cli.chat.tools.equip import equip
 from smoe_cli.engine.manager import resolve_sampling
 from smoe_cli.engine.protocol import Sampling
 from smoe_cli.errors import UnsupportedError, UsageError
@@ -107,8 +108,7 @@ class Preparer:
             raise UnsupportedError("the last message is the assistant's: it cannot be gone on with", param="messages")
         thinking, switches = thinking_of(request, template, loaded)
         options = replace(options, thinking=thinking, switches=switches)
-        if request.tools or request.response_format.kind != "text":
-            raise UnsupportedError("tools and response_format are not there yet", param="tools")
+        options = equip(loaded.model, options, request.tools, request.tool_choice, request.response_format)
         return noise.quiet(request.messages), options
 
     def _options(self, limits: Limits, loaded: Loaded) -> TurnOptions:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
-from smoe_cli.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallDelta
+from smoe_cli.chat.events import Done, Event, ReasoningDelta, Restarted, TextDelta, ToolCallDelta
 from smoe_cli.chat.hooks import Hooks
 from smoe_cli.chat.launch import Chat, ChatRequest
-from smoe_cli.chat.request import Tool
+from smoe_cli.chat.request import ResponseFormat, Tool, ToolChoice
 from smoe_cli.chat.session import TurnOptions, turn
+from smoe_cli.chat.tools.equip import equip
 from smoe_cli.engine.protocol import Sampling
+from smoe_cli.errors import SmoeError
 from tests.unit import fakes
 from tests.unit import tokenizers_made as made
 from tests.unit.fakes import FakeEngineFiles, ids
@@ -144,3 +148,76 @@ def test_a_marker_in_the_users_text_survives(chat: Chat, fake: FakeEngineFiles) 
     think = chat.model.tokenizer.id_of("<think>")
     assert think not in fake.prompts()[0]
     assert made.byte_level().decode(fake.prompts()[0], skip_special_tokens=False) == sent
+
+
+# -- held to a grammar ------------------------------------------------------------------------------------------------
+
+ROME_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 3, "minimum": 1}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_a_schema_holds_the_reply_whatever_the_model_would_say(chat: Chat, fake: FakeEngineFiles) -> None:
+    fake.write([ids("I would rather talk."), ids('{"city": "Oslo", "days": 2}')])
+    options = equip(chat.model, OPTIONS, (), ToolChoice(), ResponseFormat("json_schema", ROME_SCHEMA))
+    for _ in range(2):
+        events = run(chat, options)
+        jsonschema.validate(json.loads(text(events)), ROME_SCHEMA)
+        assert finish(events) == "stop"
+    assert json.loads(text(events)) == {"city": "Oslo", "days": 2}
+    assert " mask=1 " in fake.requests()[0]["request"]
+
+
+def test_a_required_call_is_made_whatever_the_model_would_say(chat: Chat, fake: FakeEngineFiles) -> None:
+    fake.write([ids("No.")])
+    tool = Tool("weather", "", ROME_SCHEMA)
+    options = equip(chat.model, OPTIONS, [tool], ToolChoice("required", parallel=False))
+    events = run(chat, options)
+    ((index, name, arguments),) = calls(events)
+    assert (index, name, text(events), finish(events)) == (0, "weather", "", "tool_calls")
+    jsonschema.validate(json.loads(arguments), ROME_SCHEMA)
+
+
+def test_masks_begin_anew_when_the_engine_dies_and_the_request_is_sent_again(chat: Chat, fake: FakeEngineFiles) -> None:
+    fake.write([ids('{"city": "Rome", "days": 1}')], faults=[{"after": 4, "kind": "signal"}])
+    options = equip(chat.model, OPTIONS, (), ToolChoice(), ResponseFormat("json_schema", ROME_SCHEMA))
+    events = run(chat, options)
+    assert any(isinstance(event, Restarted) for event in events)
+    assert json.loads(text(events)) == {"city": "Rome", "days": 1} and finish(events) == "stop"
+
+
+def test_the_budget_may_end_a_held_reply_and_a_cancelled_one_leaves_the_engine_well(
+    chat: Chat, fake: FakeEngineFiles
+) -> None:
+    fake.write([ids('{"city": "Rome", "days": 1}')], token_ms=20)
+    options = equip(chat.model, OPTIONS, (), ToolChoice(), ResponseFormat("json_schema", ROME_SCHEMA))
+    assert finish(run(chat, replace(options, max_tokens=3))) == "length"
+    running = turn(chat.engine, chat.model, USER, options)
+    next(event for event in running if isinstance(event, TextDelta))
+    running.close()  # type: ignore[attr-defined]
+    pid = chat.engine.pid
+    assert json.loads(text(run(chat, options))) == {"city": "Rome", "days": 1} and chat.engine.pid == pid
+
+
+def test_a_mask_that_cannot_be_made_ends_the_turn_and_leaves_the_engine_well(chat: Chat, fake: FakeEngineFiles) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def mask(self) -> bytes:
+            self.asked += 1
+            if self.asked == 3:
+                raise SmoeError("the reply's grammar failed: too complex")
+            return b"\xff" * 100
+
+        def accept(self, token: int) -> None:
+            pass
+
+    fake.write([ids("one two three four"), ids("next")])
+    with pytest.raises(SmoeError, match="too complex"):
+        run(chat, replace(OPTIONS, hooks=Hooks(constraint=lambda prompt: Broken())))
+    pid = chat.engine.pid
+    assert pid and text(run(chat)) and chat.engine.pid == pid
