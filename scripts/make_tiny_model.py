@@ -21,6 +21,20 @@ CHAT_TEMPLATE = (
 )
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
 
+SIGMOID = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7, "norm_topk_prob": True,
+}  # fmt: skip
+PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+GRANITE = {
+    "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4, "attention_multiplier": 0.09, "logits_scaling": 2.5,
+}  # fmt: skip
+LATENT = {
+    **SIGMOID, "num_key_value_heads": 8, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 20,
+    "v_head_dim": 32,
+}  # fmt: skip
+
 # What each family adds to the common sizes: the cases that its file has to get right.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "head_dim": 48},
@@ -30,6 +44,45 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 128},
     "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 160, "mlp_only_layers": [1], "norm_topk_prob": False},
     "qwen3_moe": {**MOE, "head_dim": 48, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    "glm4_moe": {**SIGMOID, "use_qk_norm": True, "attention_bias": True, "head_dim": 48},
+    "dots1": {**SIGMOID, "n_group": 4, "topk_group": 2, "head_dim": 48, "sliding_window": 24, "max_window_layers": 2},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_intermediate_size": 96,
+        "use_bias": True,
+        "moe_num_shared_experts": 2,
+        "moe_layer_end_index": 2,
+    },
+    "minimax_m2": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 96,
+        "head_dim": 48,
+        **PARTIAL,
+    },
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 3, "intermediate_size": 96, "head_dim": 48},
+    "phimoe": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 96,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.4,
+    },
+    "granitemoe": {**GRANITE, "attention_bias": True},
+    "granitemoeshared": {**GRANITE, "shared_intermediate_size": 160},
+    "deepseek_v2": {
+        **LATENT,
+        "q_lora_rank": None,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 1.3,
+        "norm_topk_prob": False,
+    },
+    "deepseek_v3": {**LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "attention_bias": True},
+    "glm4_moe_lite": {**LATENT, "q_lora_rank": 40, "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "clip_qkv": 1.5},
 }
 
@@ -73,6 +126,9 @@ def make_model(family: str, seed: int, layers: int, tied: bool, extra: dict[str,
                 weight.normal_(0.0, 0.5)
             else:
                 weight.normal_(0.0, 1.4 / weight.shape[-1] ** 0.5)
+        for name, buffer in [*model.named_buffers(), *model.named_parameters()]:
+            if "e_score_correction_bias" in name:
+                buffer.normal_(0.0, 0.1)
     return model.float().eval()
 
 

@@ -96,6 +96,11 @@ Status EngineImpl::set_up(const Log& log) {
   SMOE_ASSIGN(plan_, plan_here(vault_.model, &p, options_.ledger, true));
   if (p.experts_per_token != 0)
     for (LayerSpec& l : vault_.model.layers) l.ffn.top_k = std::min(l.ffn.top_k, p.experts_per_token);
+  for (RopeSpec& rope : vault_.model.ropes) {
+    if (rope.long_from == 0 || plan_.ctx <= rope.long_from) continue;
+    rope.inv_freq = rope.long_inv_freq;  // for every position: keys that are held must fit those that come
+    rope.scale = rope.long_scale;
+  }
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));

@@ -129,7 +129,7 @@ FfnWeights Trunk::ffn(const std::string& prefix) const {
 
 void Trunk::bind(const ModelSpec& model) {
   embed_ = matrix("embed.weight");
-  head_ = model.tied_head ? Linear{embed_, nullptr} : linear("head");
+  head_ = model.tied_head ? Linear{embed_, vector("head.bias")} : linear("head");
   final_norm_ = norm("final_norm");
   uint32_t moe_layer = 0;
   for (size_t i = 0; i < model.layers.size(); ++i) {

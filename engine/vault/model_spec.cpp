@@ -84,7 +84,8 @@ std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model) {
   std::vector<TrunkTensor> out;
   out.push_back({"embed.weight", {model.vocab, hidden}});
   add_norm(model, "final_norm", &out);
-  if (!model.tied_head) add_linear("head", model.vocab, hidden, &out);
+  if (!model.tied_head) out.push_back({"head.weight", {model.vocab, hidden}});
+  out.push_back({"head.bias", {model.vocab}, false});
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const LayerSpec& layer = model.layers[i];
     const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "attn.";

@@ -7,17 +7,19 @@ transposed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
+from smoe_cli.families.model import Groups
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows ``first`` to ``first + rows`` of ``tensor`` (of its slab ``expert`` if it is 3-D), seen as [out, in]."""
+    """Rows ``first`` to ``first + rows`` of ``tensor`` (of its slab ``expert`` if it is 3-D), seen as [out, in]; or the
+    rows that ``groups`` picks from it."""
 
     tensor: SourceTensor
     rows: int
@@ -27,6 +29,7 @@ class Matrix:
     transposed: bool = False
     scale: SourceTensor | None = None
     scale_block: tuple[int, int] = (128, 128)
+    groups: Groups | None = None
 
     @property
     def dtype(self) -> str:
@@ -43,6 +46,8 @@ class Matrix:
 
     def read(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
         """Rows [start, stop) as float32 [stop - start, cols]."""
+        if self.groups is not None:
+            return self._read_groups(reader, self.groups, start, stop)
         if self.transposed:
             return self._read_transposed(reader, start, stop)
         values = to_float32(self.read_raw(reader, start, stop), self.dtype).reshape(stop - start, self.cols)
@@ -50,6 +55,17 @@ class Matrix:
             return values
         first = self.first + start
         return values * self._scales(reader, first, first + stop - start, 0, self.cols)
+
+    def _read_groups(self, reader: FileReader, groups: Groups, start: int, stop: int) -> NDArray[np.float32]:
+        stored = self.tensor.shape[-1]
+        each = stored if groups.transposed else groups.rows  # rows of this matrix that a group gives
+        whole = replace(self, rows=groups.count * groups.size, cols=stored, groups=None)
+        begin, end = start // each, -(-stop // each)
+        values = whole.read(reader, begin * groups.size, end * groups.size).reshape(end - begin, groups.size, stored)
+        taken = values[:, groups.first : groups.first + groups.rows]
+        if groups.transposed:
+            taken = taken.transpose(0, 2, 1)
+        return np.ascontiguousarray(taken).reshape(-1, self.cols)[start - begin * each : stop - begin * each]
 
     def _read_transposed(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
         width = self.tensor.shape[-1]

@@ -16,6 +16,8 @@ from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.safetensors import WEIGHT_DTYPES, SourceTensor
 from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
 from smoe_cli.families.arch import Arch, TrunkTensor, resolve, trunk_tensors
+from smoe_cli.families.layout import taken_rows
+from smoe_cli.families.model import Groups
 
 PARTS = ("gate", "up", "down")
 
@@ -161,23 +163,24 @@ class _Builder:
         left = sorted(set(self.checkpoint.tensors) - self.used)
         return f"not matched so far: {', '.join(left[:4])}{' ...' if len(left) > 4 else ''}" if left else ""
 
-    def matrix(self, tensor: SourceTensor, rows: int, cols: int, **where: int | bool | None) -> Matrix:
+    def matrix(self, tensor: SourceTensor, rows: int, cols: int, **where: int | bool | Groups | None) -> Matrix:
         scale = self.checkpoint.scales.get(tensor.name)
         return Matrix(tensor, rows, cols, scale=scale, scale_block=self.checkpoint.scale_block, **where)  # type: ignore[arg-type]
 
     def tensor(self, needed: TrunkTensor) -> TensorOut:
-        name = self.family.source_name(needed.name)
-        tensor = self.take(name, needed.name)
-        if tensor.shape != needed.shape:
-            raise CorruptError(f"{name} has shape {list(tensor.shape)}, config.json says {list(needed.shape)}")
+        source = self.family.source(needed.name)
+        tensor = self.take(source.name, needed.name)
         rows, cols = needed.shape if len(needed.shape) == 2 else (1, needed.shape[0])
+        groups = taken_rows(self.arch, needed, source.take)
+        shape = needed.shape if groups is None else groups.source_shape(rows, cols)
+        if _squeezed(tensor.shape) != _squeezed(shape):
+            raise CorruptError(f"{source.name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
         encoding = self.encoding(needed.name, self.wanted(needed), tensor.dtype, cols)
         keeps_rows = is_plain(encoding) or (needed.role == "embed" and not self.arch.tied_head)
         layout = "rows" if keeps_rows else "panel16"
         nbytes = int(_core.stored_bytes(encoding, layout, rows, cols))
-        return TensorOut(
-            needed.name, needed.role, needed.shape, self.matrix(tensor, rows, cols), encoding, layout, nbytes
-        )
+        matrix = self.matrix(tensor, rows, cols, groups=groups)
+        return TensorOut(needed.name, needed.role, needed.shape, matrix, encoding, layout, nbytes)
 
     def wanted(self, needed: TrunkTensor) -> str:
         if needed.role == "embed" and self.arch.tied_head and self.roles["head"] != self.roles["embed"]:
@@ -212,21 +215,26 @@ class _Builder:
         names = self.family.experts
         if names is None:
             raise CorruptError(f"family {self.family.name} has no experts, config.json says layer {index} has")
-        single = names.gate.replace("{L}", str(index)).replace("{E}", "0")
-        fused = names.fused_gate_up.replace("{L}", str(index))
-        if fused and fused in self.checkpoint.tensors:
-            return self._fused(index, fused, names.fused_down.replace("{L}", str(index)), names.square_is)
-        if single not in self.checkpoint.tensors:
-            looked = f"{single}{' nor ' + fused if fused else ''}"
-            raise CorruptError(f"layer {index} has no experts under a known name: no {looked}", self._unmatched_hint())
-        return [self._separate(index, expert) for expert in range(self.arch.layers[index].ffn.experts)]
+        looked: list[str] = []
+        for gate_up, down in zip(names.fused_gate_up, names.fused_down, strict=True):
+            fused = gate_up.replace("{L}", str(index))
+            if fused in self.checkpoint.tensors:
+                return self._fused(index, fused, down.replace("{L}", str(index)), names.square_is)
+            looked.append(fused)
+        for patterns in zip(names.gate, names.up, names.down, strict=True):
+            single = patterns[0].replace("{L}", str(index)).replace("{E}", "0")
+            if single in self.checkpoint.tensors:
+                experts = range(self.arch.layers[index].ffn.experts)
+                return [self._separate(index, expert, patterns) for expert in experts]
+            looked.append(single)
+        raise CorruptError(
+            f"layer {index} has no experts under a known name: no {' nor '.join(looked)}", self._unmatched_hint()
+        )
 
-    def _separate(self, index: int, expert: int) -> tuple[Matrix, Matrix, Matrix]:
-        assert self.family.experts is not None
+    def _separate(self, index: int, expert: int, patterns: tuple[str, str, str]) -> tuple[Matrix, Matrix, Matrix]:
         width, hidden = self.arch.layers[index].ffn.expert_width, self.arch.hidden
         found = []
-        for part in PARTS:
-            pattern: str = getattr(self.family.experts, part)
+        for part, pattern in zip(PARTS, patterns, strict=True):
             name = pattern.replace("{L}", str(index)).replace("{E}", str(expert))
             tensor = self.take(name, f"{part} of expert {expert} of layer {index}")
             shape = (hidden, width) if part == "down" else (width, hidden)
@@ -275,6 +283,11 @@ class _Builder:
             if skipped
             else []
         )
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its axes of one: a vector is a vector, however a checkpoint writes it."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _widest(sources: Iterable[Matrix]) -> str:

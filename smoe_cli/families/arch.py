@@ -4,151 +4,25 @@ blocks need. Refuses what no block can compute. Pure: reads nothing but its argu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from smoe_cli.errors import CorruptError, UnsupportedError
-from smoe_cli.families.rope import Rope, RopeInput, resolve_rope
-from smoe_cli.families.spec import Family, Key
+from smoe_cli.families.layout import arch_json, exact, trunk_tensors
+from smoe_cli.families.model import Arch, Attention, Ffn, Latent, Layer, Router, TrunkTensor
+from smoe_cli.families.numbers import LIMIT, Numbers
+from smoe_cli.families.rope import Rope, RopeInput, resolve_rope, rope_settings
+from smoe_cli.families.spec import Family
+
+__all__ = ["Arch", "Attention", "Ffn", "Layer", "TrunkTensor", "arch_json", "exact", "resolve", "trunk_tensors"]
 
 # No real model is near these; a number above is a damaged config.
-LIMIT, MAX_LAYERS, MAX_EXPERTS = 1 << 24, 4096, 1 << 16
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Grouped-query attention: q [heads * head_dim, hidden], k and v [kv_heads * head_dim, hidden]. window 0 = all."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int
-    qk_norm: str
-    clip: float
-    bias: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Ffn:
-    """Dense (experts 0: width) or routed (experts, top_k, expert_width, an always-on expert of shared_width)."""
-
-    width: int = 0
-    experts: int = 0
-    top_k: int = 0
-    expert_width: int = 0
-    normalize: bool = False
-    shared_width: int = 0
-    shared_gate: bool = False
-
-
-@dataclass(frozen=True)
-class Layer:
-    attention: Attention
-    ffn: Ffn
-
-
-@dataclass(frozen=True)
-class Arch:
-    family: str
-    model_type: str
-    hidden: int
-    vocab: int
-    max_positions: int
-    norm_eps: float
-    tied_head: bool
-    rope: Rope
-    layers: tuple[Layer, ...]
-    notices: tuple[str, ...] = ()
-
-    def moe_layers(self) -> list[int]:
-        """Absolute indices of the routed layers, in order."""
-        return [index for index, layer in enumerate(self.layers) if layer.ffn.experts]
-
-
-@dataclass(frozen=True)
-class TrunkTensor:
-    """A tensor the blocks need. role: embed head norm bias attention router ffn shared."""
-
-    name: str
-    role: str
-    shape: tuple[int, ...]
-
-
-class _Numbers:
-    """Reads a family's keys from a config, nested ``text_config`` included."""
-
-    def __init__(self, family: Family, config: dict[str, Any]) -> None:
-        self.family = family
-        nested = config.get("text_config")
-        self.config = {**nested, **config} if isinstance(nested, dict) else config
-        self.notices: list[str] = []
-
-    def raw(self, name: str) -> Any:
-        key = self.family.config.get(name)
-        if key is None:
-            return None
-        for candidate in key.keys:
-            if candidate not in self.config:
-                continue
-            value = self.config[candidate]
-            if value is not None:
-                return value
-            if key.has_null:
-                return key.null
-        return self._default(name, key)
-
-    def _default(self, name: str, key: Key) -> Any:
-        if key.default_from == "heads":
-            return self.integer("heads")
-        if key.default_from == "hidden/heads":
-            hidden, heads = self.integer("hidden"), self.integer("heads")
-            if hidden % heads:
-                raise CorruptError(
-                    f"config.json states no {key.keys[0]}; hidden {hidden} does not divide by {heads} heads"
-                )
-            return hidden // heads
-        if key.has_default:
-            return key.default
-        names = " or ".join(key.keys)
-        raise CorruptError(f"config.json states no {names}", f"family {self.family.name} needs it for {name}")
-
-    def key(self, name: str) -> str:
-        return self.family.config[name].keys[0]
-
-    def integer(self, name: str, least: int = 1, most: int = LIMIT) -> int:
-        value = self.raw(name)
-        if value is None:
-            return 0
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected {least} to {most}")
-        return value
-
-    def flag(self, name: str) -> bool:
-        value = self.raw(name)
-        if value is not None and not isinstance(value, bool):
-            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected true or false")
-        return bool(value)
-
-    def number(self, name: str) -> float:
-        value = self.raw(name)
-        if value is None:
-            return 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected a number")
-        return float(value)
-
-    def integers(self, name: str) -> list[int]:
-        value = self.raw(name) or []
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected a list of numbers")
-        return value
+MAX_LAYERS, MAX_EXPERTS = 4096, 1 << 16
+LATENT_ROWS = 16  # kernels take whole panels of rows, and latent attention multiplies each head's on its own
 
 
 def resolve(family: Family, config: dict[str, Any]) -> Arch:
     """The architecture of a checkpoint. CorruptError names a missing or absurd number."""
-    numbers = _Numbers(family, config)
+    numbers = Numbers(family, config)
     _refuse(family, numbers)
     layers = numbers.integer("layers", most=MAX_LAYERS)
     rope = _rope(family, numbers)
@@ -161,8 +35,16 @@ def resolve(family: Family, config: dict[str, Any]) -> Arch:
         max_positions=rope.max_positions,
         norm_eps=numbers.number("norm_eps"),
         tied_head=tied_head(family, config),
-        rope=rope,
-        layers=tuple(Layer(_attention(family, numbers, windows[i]), _ffn(family, numbers, i)) for i in range(layers)),
+        ropes=(rope,),
+        layers=tuple(
+            Layer(_attention(family, numbers, windows[index]), _ffn(family, numbers, index), family.norm_place)
+            for index in range(layers)
+        ),
+        norm=family.norm,
+        head_bias=numbers.flag("head_bias"),
+        embed_scale=numbers.number("embed_scale", 1.0),
+        residual_scale=numbers.number("residual_scale", 1.0),
+        logit_scale=1.0 / (numbers.number("logit_divisor", 1.0) or 1.0),
         notices=tuple(numbers.notices),
     )
 
@@ -177,34 +59,43 @@ def tied_head(family: Family, config: dict[str, Any]) -> bool:
     return any(stated) if stated else bool(family.config["tied_head"].default)
 
 
-def _refuse(family: Family, numbers: _Numbers) -> None:
+def _refuse(family: Family, numbers: Numbers) -> None:
     for key, meaning in family.refuse.items():
         if numbers.config.get(key):
             raise UnsupportedError(f"config.json: {key} switches on {meaning}, which is not supported")
+    for key, allowed in family.require.items():
+        found = numbers.config.get(key)
+        known = allowed if isinstance(allowed, list) else [allowed]
+        if found is not None and any(value not in known for value in (found if isinstance(found, list) else [found])):
+            raise UnsupportedError(f"config.json: {key} {found!r} is not supported", f"supported: {known}")
     activation = numbers.raw("activation")
     if activation not in ("silu", "swish"):
         raise UnsupportedError(f"config.json: activation {activation!r} is not supported", "supported: silu")
 
 
-def _rope(family: Family, numbers: _Numbers) -> Rope:
+def _rope(family: Family, numbers: Numbers) -> Rope:
     given = RopeInput(
-        numbers.integer("head_dim"), numbers.integer("max_positions"), family.theta_default, family.partial_rotary
+        head_dim=numbers.integer("rope_dim" if family.rope_dim == "rope_dim" else "head_dim"),
+        max_positions=numbers.integer("max_positions"),
+        theta_default=family.theta_default,
+        partial_allowed=family.partial_rotary,
+        partial_default=family.partial_default,
+        interleaved=numbers.flag("rope_interleaved") if numbers.has("rope_interleaved") else family.interleaved,
     )
-    return resolve_rope(numbers.config, given, numbers.notices)
+    config = numbers.config
+    if numbers.has("rotary_dim") and numbers.raw("rotary_dim"):  # an older way to say partial_rotary_factor
+        config = {"partial_rotary_factor": numbers.integer("rotary_dim") / given.head_dim, **config}
+    return resolve_rope(config, given, numbers.notices)
 
 
-def _windows(family: Family, numbers: _Numbers, layers: int) -> list[int]:
+def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
     """Window of each layer, 0 where a query sees everything."""
     window = numbers.integer("window", least=0)
-    enabled = numbers.flag("window_on") if "window_on" in family.config else True
+    enabled = numbers.flag("window_on") if numbers.has("window_on") else True
     if family.window_rule == "none" or not enabled or not window:
         return [0] * layers
-    types = numbers.raw("layer_types") or []
+    types = numbers.names("layer_types", layers, {"full_attention", "sliding_attention"})
     if types:
-        if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
-            raise CorruptError(f"config.json: layer_types is {types!r}, expected a list of names")
-        if len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
-            raise UnsupportedError(f"config.json: layer_types {types!r} for {layers} layers is not supported")
         return [window if kind == "sliding_attention" else 0 for kind in types]
     first = numbers.integer("window_layers", least=0)
     if family.window_rule == "from_layer":
@@ -214,132 +105,106 @@ def _windows(family: Family, numbers: _Numbers, layers: int) -> list[int]:
     return [window] * layers
 
 
-def _attention(family: Family, numbers: _Numbers, window: int) -> Attention:
-    heads, kv_heads = numbers.integer("heads"), numbers.integer("kv_heads")
+def _attention(family: Family, numbers: Numbers, window: int) -> Attention:
+    biased = numbers.flag("attention_bias") if numbers.has("attention_bias") else bool(family.bias)
+    bias = family.bias if biased else ()
+    heads = numbers.integer("heads")
+    if family.block == "mla":
+        return _latent_attention(family, numbers, heads, bias)
+    kv_heads, head_dim = numbers.integer("kv_heads"), numbers.integer("head_dim")
     if heads % kv_heads:
         raise CorruptError(f"config.json: {heads} query heads do not divide by {kv_heads} key-value heads")
-    biased = numbers.flag("attention_bias") if "attention_bias" in family.config else bool(family.bias)
+    normed = numbers.flag("qk_norm_on") if numbers.has("qk_norm_on") else True
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=numbers.integer("head_dim"),
+        head_dim=head_dim,
+        scale=numbers.number("attention_scale") if numbers.has("attention_scale") else head_dim**-0.5,
         window=window,
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm if normed else "none",
+        norm_after_rope=family.norm_after_rope,
         clip=numbers.number("clip"),
-        bias=family.bias if biased else (),
+        bias=bias,
     )
 
 
-def _ffn(family: Family, numbers: _Numbers, index: int) -> Ffn:
-    experts = numbers.integer("experts", least=0, most=MAX_EXPERTS)
-    step = numbers.integer("sparse_step") if "sparse_step" in family.config else 1
-    if not experts or index in numbers.integers("dense_layers") or (index + 1) % step:
-        if "width" not in family.config:
+def _latent_attention(family: Family, numbers: Numbers, heads: int, bias: tuple[str, ...]) -> Attention:
+    latent = Latent(
+        q_rank=numbers.integer("q_rank", least=0),
+        kv_rank=numbers.integer("kv_rank"),
+        nope_dim=numbers.integer("nope_dim"),
+        rope_dim=numbers.integer("rope_dim"),
+        v_dim=numbers.integer("v_dim"),
+        eps=family.latent_eps,
+    )
+    for name in ("kv_rank", "v_dim"):
+        if getattr(latent, name) % LATENT_ROWS:
+            raise UnsupportedError(f"config.json: {numbers.key(name)} is not a multiple of {LATENT_ROWS}")
+    scale: float = (latent.nope_dim + latent.rope_dim) ** -0.5
+    settings = rope_settings(numbers.config)
+    if family.latent_scale and settings["rope_type"] != "default" and settings.get("mscale_all_dim"):
+        mscale = 0.1 * float(settings["mscale_all_dim"]) * math.log(max(1.0, float(settings["factor"]))) + 1.0
+        scale *= mscale * mscale
+    if not latent.q_rank:
+        bias = tuple(part for part in bias if part != "q_a")
+    return Attention(heads, 1, latent.kv_rank + latent.rope_dim, scale, bias=bias, latent=latent)
+
+
+def _is_dense(numbers: Numbers, index: int) -> bool:
+    """Whether a layer of a family with experts has none, by the rules there are."""
+    types = numbers.names("ffn_types", numbers.integer("layers"), {"dense", "sparse"})
+    if types:
+        return types[index] == "dense"
+    step = numbers.integer("sparse_step") if numbers.has("sparse_step") else 1
+    if index in numbers.integers("dense_layers") or (index + 1) % step:
+        return True
+    if index < numbers.integer("first_dense", least=0):
+        return True
+    last = numbers.integer("last_moe", least=-1) if numbers.has("last_moe") else -1
+    return 0 <= last < index
+
+
+def _ffn(family: Family, numbers: Numbers, index: int) -> Ffn:
+    experts = numbers.integer("experts", least=0, most=MAX_EXPERTS, layer=index)
+    bias = numbers.flag("ffn_bias")
+    if not experts or _is_dense(numbers, index):
+        if not numbers.has("width"):
             raise CorruptError(f"config.json makes layer {index} dense, which family {family.name} has no form for")
-        return Ffn(width=numbers.integer("width"))
-    top_k = numbers.integer("top_k")
+        return Ffn(width=numbers.integer("width"), bias=bias)
+    top_k = numbers.integer("top_k", layer=index)
     if top_k > experts:
         raise CorruptError(f"config.json: {top_k} experts per token of {experts}")
+    expert_width = numbers.integer("expert_width", layer=index)
+    shared_width = numbers.integer("shared_width", least=0)
+    if family.shared_like_experts:
+        shared_width *= expert_width
+    if shared_width > LIMIT:
+        raise CorruptError(f"config.json: an always-on expert of {shared_width} values is not one of a model")
     return Ffn(
         experts=experts,
         top_k=top_k,
-        expert_width=numbers.integer("expert_width"),
-        normalize=numbers.flag("normalize") if family.normalize is None else family.normalize,
-        shared_width=numbers.integer("shared_width", least=0),
-        shared_gate=family.shared_gate and numbers.integer("shared_width", least=0) > 0,
+        expert_width=expert_width,
+        router=_router(family, numbers, experts, top_k),
+        shared_width=shared_width,
+        shared_gate=family.shared_gate and shared_width > 0,
+        bias=bias and shared_width > 0,
     )
 
 
-def trunk_tensors(arch: Arch) -> list[TrunkTensor]:
-    """Every trunk tensor the blocks need, in the order of a forward pass."""
-    hidden = arch.hidden
-    found = [TrunkTensor("embed.weight", "embed", (arch.vocab, hidden))]
-    for index, layer in enumerate(arch.layers):
-        prefix = f"layers.{index}."
-        found.append(TrunkTensor(prefix + "attn_norm.weight", "norm", (hidden,)))
-        found += _attention_tensors(prefix + "attn.", layer.attention, hidden)
-        found.append(TrunkTensor(prefix + "ffn_norm.weight", "norm", (hidden,)))
-        found += _ffn_tensors(prefix, layer.ffn, hidden)
-    found.append(TrunkTensor("final_norm.weight", "norm", (hidden,)))
-    if not arch.tied_head:
-        found.append(TrunkTensor("head.weight", "head", (arch.vocab, hidden)))
-    return found
-
-
-def _attention_tensors(prefix: str, attention: Attention, hidden: int) -> list[TrunkTensor]:
-    q_rows, kv_rows = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    shapes = {"q": (q_rows, hidden), "k": (kv_rows, hidden), "v": (kv_rows, hidden), "o": (hidden, q_rows)}
-    found = [TrunkTensor(f"{prefix}{part}.weight", "attention", shape) for part, shape in shapes.items()]
-    found += [TrunkTensor(f"{prefix}{part}.bias", "bias", (shapes[part][0],)) for part in attention.bias]
-    if attention.qk_norm != "none":
-        per_head = attention.qk_norm == "head"
-        found.append(TrunkTensor(prefix + "q_norm.weight", "norm", (attention.head_dim if per_head else q_rows,)))
-        found.append(TrunkTensor(prefix + "k_norm.weight", "norm", (attention.head_dim if per_head else kv_rows,)))
-    return found
-
-
-def _ffn_tensors(prefix: str, ffn: Ffn, hidden: int) -> list[TrunkTensor]:
-    def matrices(name: str, role: str, width: int) -> list[TrunkTensor]:
-        shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-        return [TrunkTensor(f"{prefix}{name}.{part}.weight", role, shape) for part, shape in shapes.items()]
-
-    if not ffn.experts:
-        return matrices("ffn", "ffn", ffn.width)
-    found = [TrunkTensor(prefix + "router.weight", "router", (ffn.experts, hidden))]
-    if ffn.shared_width:
-        found += matrices("shared", "shared", ffn.shared_width)
-    if ffn.shared_gate:
-        found.append(TrunkTensor(prefix + "shared_gate.weight", "router", (1, hidden)))
-    return found
-
-
-def exact(value: float) -> float:
-    """A float32 value as the shortest decimal that comes back exactly."""
-    return float(str(np.float32(value)))
-
-
-def arch_json(arch: Arch, encodings: dict[int, dict[str, str]]) -> dict[str, Any]:
-    """The manifest's ``arch`` (vault/FORMAT.md). ``encodings`` gives gate, up and down for each routed layer."""
-    return {
-        "hidden": arch.hidden,
-        "vocab": arch.vocab,
-        "max_positions": arch.max_positions,
-        "norm_eps": exact(arch.norm_eps),
-        "tied_head": arch.tied_head,
-        "ropes": [{"inv_freq": [exact(value) for value in arch.rope.inv_freq], "scale": exact(arch.rope.scale)}],
-        "layers": [
-            {"attention": _attention_json(layer.attention), "ffn": _ffn_json(layer.ffn, encodings.get(index, {}))}
-            for index, layer in enumerate(arch.layers)
-        ],
-    }
-
-
-def _attention_json(attention: Attention) -> dict[str, Any]:
-    return {
-        "block": "gqa",
-        "heads": attention.heads,
-        "kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "scale": exact(attention.head_dim**-0.5),
-        "window": attention.window,
-        "qk_norm": attention.qk_norm,
-        "qkv_clip": exact(attention.clip),
-        "rope": 0,
-    }
-
-
-def _ffn_json(ffn: Ffn, encodings: dict[str, str]) -> dict[str, Any]:
-    if not ffn.experts:
-        return {"block": "ffn", "width": ffn.width, "activation": "silu"}
-    return {
-        "block": "moe",
-        "experts": ffn.experts,
-        "top_k": ffn.top_k,
-        "expert_width": ffn.expert_width,
-        "normalize": ffn.normalize,
-        "scaling": 1.0,
-        "activation": "silu",
-        "shared_width": ffn.shared_width,
-        "shared_gate": ffn.shared_gate,
-        "encodings": encodings,
-    }
+def _router(family: Family, numbers: Numbers, experts: int, top_k: int) -> Router:
+    groups, top_groups = numbers.integer("groups"), numbers.integer("top_groups")
+    if not groups or (numbers.has("group_method") and numbers.raw("group_method") == "greedy"):
+        groups = top_groups = 1
+    if experts % groups or not 1 <= top_groups <= groups or experts // groups * top_groups < top_k:
+        raise CorruptError(f"config.json: {top_k} of {experts} experts from {top_groups} of {groups} groups")
+    return Router(
+        scores=family.scores,
+        correction=family.correction,
+        groups=groups,
+        top_groups=top_groups,
+        group_score=family.group_score if groups > 1 else "best",
+        jitter=numbers.number("jitter"),
+        normalize=numbers.flag("normalize") if family.normalize is None else family.normalize,
+        norm_floor=numbers.number("norm_floor") if numbers.has("norm_floor") else family.norm_floor,
+        scaling=numbers.number("scaling", 1.0),
+    )

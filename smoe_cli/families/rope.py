@@ -1,13 +1,14 @@
 """Rotary embeddings resolved into numbers: inverse frequencies (float32) and the scale of cos and sin.
 
 The formulas are those of the reference implementation (transformers, ``modeling_rope_utils``), in float32 as there.
-Types: default, linear, dynamic (up to the original length, where it equals default), yarn, llama3.
+Types: default, linear, dynamic (up to the original length, where it equals default; or with a fixed alpha), yarn, llama3,
+longrope (two sets of frequencies: an engine whose window is longer than the original length uses the second).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,22 @@ from numpy.typing import NDArray
 from smoe_cli.errors import CorruptError, UnsupportedError
 
 LARGEST = 1e15  # of any number in rope settings
-TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Rope:
-    """``inv_freq`` has half as many values as are rotated; cos and sin are multiplied by ``scale``."""
+    """``inv_freq`` has half as many values as are rotated; cos and sin are multiplied by ``scale``. Pairs are (i, i +
+    half), or (2i, 2i + 1) where ``interleaved``. The long set replaces them where the window exceeds ``long_from``."""
 
     inv_freq: tuple[float, ...]
     scale: float
     max_positions: int
+    interleaved: bool = False
+    long_from: int = 0
+    long_inv_freq: tuple[float, ...] = ()
+    long_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class RopeInput:
     max_positions: int
     theta_default: float | None
     partial_allowed: bool
+    partial_default: float = 1.0
+    interleaved: bool = False
 
 
 def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +77,7 @@ def resolve_rope(config: dict[str, Any], given: RopeInput, notices: list[str]) -
             )
         theta = given.theta_default
         notices.append(f"config.json states no rope_theta: the family's default, {theta:g}, is used")
-    partial = _number(settings, "partial_rotary_factor", 1.0)
+    partial = _number(settings, "partial_rotary_factor", given.partial_default)
     if partial != 1.0 and not given.partial_allowed:
         raise UnsupportedError(f"config.json: partial_rotary_factor {partial} in a family that rotates whole heads")
     dim = int(given.head_dim * partial)
@@ -77,12 +85,18 @@ def resolve_rope(config: dict[str, Any], given: RopeInput, notices: list[str]) -
         raise CorruptError(f"config.json: {dim} rotated values per head, expected an even number")
     if theta <= 1.0:
         raise CorruptError(f"config.json: rope_theta is {theta}, expected more than 1")
+    if kind == "longrope":
+        return replace(_longrope(theta, dim, settings, given.max_positions), interleaved=given.interleaved)
     make = {"default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3}[kind]
     with np.errstate(all="ignore"):  # what comes out is checked
         inv_freq, scale, max_positions = make(theta, dim, settings, given.max_positions)
     if not np.all(np.isfinite(inv_freq)) or not math.isfinite(scale):
         raise CorruptError(f"config.json: the rope settings {settings} give frequencies that are not finite")
-    return Rope(tuple(float(str(value)) for value in inv_freq), scale, max_positions)
+    return Rope(_floats(inv_freq), scale, max_positions, given.interleaved)
+
+
+def _floats(values: F32) -> tuple[float, ...]:
+    return tuple(float(str(value)) for value in values)
 
 
 def _number(settings: dict[str, Any], key: str, default: float | None = None) -> float:
@@ -112,7 +126,10 @@ def _linear(base: float, dim: int, settings: dict[str, Any], positions: int) -> 
 
 
 def _dynamic(base: float, dim: int, settings: dict[str, Any], positions: int) -> tuple[F32, float, int]:
-    """Up to the length the model was trained for, where the stretched base is the plain one."""
+    """Up to the length the model was trained for, where the stretched base is the plain one. With ``alpha`` the base is
+    stretched by it at every length."""
+    if settings.get("alpha") and dim > 2:
+        return np.float32(1.0) / _powers(base * _number(settings, "alpha") ** (dim / (dim - 2)), dim), 1.0, positions
     factor = _number(settings, "factor")
     stretched = base * (factor - (factor - 1)) ** (dim / (dim - 2)) if dim > 2 else base
     return np.float32(1.0) / _powers(stretched, dim), 1.0, positions
@@ -166,3 +183,28 @@ def _llama3(base: float, dim: int, settings: dict[str, Any], positions: int) -> 
     blended = (np.float32(1) - smooth) * scaled / factor + smooth * scaled
     medium = ~(wavelength < np.float32(original / high)) & ~(wavelength > np.float32(original / low))
     return np.where(medium, blended, scaled).astype(np.float32), 1.0, positions
+
+
+def _longrope(base: float, dim: int, settings: dict[str, Any], positions: int) -> Rope:
+    """Each frequency divided by its own factor, short or long. Scales as stated (short_mscale, long_mscale,
+    attention_factor), else sqrt(1 + ln(factor) / ln(original))."""
+    original = _number(settings, "original_max_position_embeddings")
+    factor = _number(settings, "factor", positions / original)
+    derived = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    scale = _number(settings, "attention_factor", derived)
+    found = {}
+    for which in ("short", "long"):
+        factors = settings.get(f"{which}_factor")
+        if not isinstance(factors, list) or len(factors) != dim // 2:
+            raise CorruptError(f"config.json: rope {which}_factor is not a list of {dim // 2} numbers")
+        if not all(isinstance(value, int | float) and 0 < value < LARGEST for value in factors):
+            raise CorruptError(f"config.json: rope {which}_factor holds something other than positive numbers")
+        found[which] = _floats(np.float32(1.0) / (np.array(factors, np.float32) * _powers(base, dim)))
+    return Rope(
+        found["short"],
+        _number(settings, "short_mscale", scale),
+        positions,
+        long_from=int(original),
+        long_inv_freq=found["long"],
+        long_scale=_number(settings, "long_mscale", scale),
+    )

@@ -5,21 +5,30 @@ numbers. No family name appears in code.
 Keys of a family file:
 
     name, model_types, architectures   how a checkpoint is recognised
+    base                               the family whose tables this one starts from; what it states itself comes on top
     chat_template                      file in chat_templates/ for checkpoints that ship none (optional)
-    [config]     our name = "config key", or { key = "k" | ["k1", "k2"], default = v | default_from = "rule", null = v }
-    [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head)
-    [attention]  block, qk_norm, bias (parts that have one where attention_bias is true), window_rule
-    [moe]        normalize (where it is not a config key), shared_gate
-    [tensors]    canonical name (vault/FORMAT.md) = checkpoint name; {L} is the layer
-    [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}; square_is = out_in | in_out
+    [config]     our name = "config key", or { key = "k" | ["k1", "k2"], default = v | default_from = "rule", null = v };
+                 "" takes back what the base has
+    [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head),
+                 partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention)
+    [norm]       kind = rms | layer, place = before | after | both
+    [attention]  block, qk_norm, norm_after_rope, bias (parts that have one where attention_bias is true), window_rule,
+                 latent_eps
+    [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, shared_gate,
+                 shared_like_experts (the shared width is a number of expert widths)
+    [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is the layer
+    [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}; square_is = out_in | in_out;
+                 each name may be a list of alternatives
     [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice
     [refuse]     config key = what it would switch on that no block does
+    [require]    config key = the one value (or absent) that the blocks compute
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -28,9 +37,12 @@ from typing import Any
 from smoe_cli.errors import SmoeError, UnsupportedError
 
 FOLDER = Path(__file__).parent
+BLOCKS = ("gqa", "mla")
 WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer")
 QK_NORMS = ("none", "head", "full")
 DEFAULT_RULES = ("heads", "hidden/heads")
+TAKES = ("first_half", "second_half", "latent_keys", "latent_values")
+SCORES = ("softmax", "sigmoid", "sparsemixer")
 _REQUIRED_CONFIG = (
     "hidden",
     "vocab",
@@ -40,12 +52,29 @@ _REQUIRED_CONFIG = (
     "activation",
     "tied_head",
     "heads",
-    "kv_heads",
-    "head_dim",
 )
 _REQUIRED = ("name", "model_types", "architectures", "config", "attention", "tensors")
-_TABLES = {"config", "rope", "attention", "moe", "tensors", "experts", "skip", "refuse"}
-_FIELDS = {"name", "model_types", "architectures", "chat_template"}
+_TABLES: dict[str, tuple[str, ...] | None] = {
+    "config": None,
+    "rope": ("theta_default", "partial", "partial_default", "interleaved", "dim", "latent_scale"),
+    "norm": ("kind", "place"),
+    "attention": ("block", "qk_norm", "norm_after_rope", "bias", "window_rule", "latent_eps"),
+    "moe": (
+        "normalize",
+        "scores",
+        "correction",
+        "group_score",
+        "norm_floor",
+        "shared_gate",
+        "shared_like_experts",
+    ),
+    "tensors": None,
+    "experts": ("gate", "up", "down", "fused_gate_up", "fused_down", "square_is"),
+    "skip": ("ignore", "optional"),
+    "refuse": None,
+    "require": None,
+}
+_FIELDS = {"name", "model_types", "architectures", "chat_template", "base"}
 
 
 @dataclass(frozen=True)
@@ -61,14 +90,22 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Experts:
-    """Names of the routed experts' matrices, per expert and fused over all experts of a layer."""
+class Source:
+    """A checkpoint tensor, and which part of it is meant: "" = all of it, else one of TAKES (layout.taken_rows)."""
 
-    gate: str
-    up: str
-    down: str
-    fused_gate_up: str = ""
-    fused_down: str = ""
+    name: str
+    take: str = ""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Names of the routed experts' matrices, per expert and fused over all experts of a layer; alternatives in order."""
+
+    gate: tuple[str, ...] = ()
+    up: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    fused_gate_up: tuple[str, ...] = ()
+    fused_down: tuple[str, ...] = ()
     square_is: str = ""
 
 
@@ -78,28 +115,45 @@ class Family:
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
     config: dict[str, Key]
-    tensors: dict[str, str]
+    tensors: dict[str, Source]
     chat_template: str = ""
     theta_default: float | None = None
     partial_rotary: bool = False
+    partial_default: float = 1.0
+    interleaved: bool = False
+    rope_dim: str = "head"
+    latent_scale: bool = False
+    norm: str = "rms"
+    norm_place: str = "before"
     block: str = "gqa"
     qk_norm: str = "none"
+    norm_after_rope: bool = False
     bias: tuple[str, ...] = ()
     window_rule: str = "none"
+    latent_eps: float = 1e-6
     normalize: bool | None = None
+    scores: str = "softmax"
+    correction: bool = False
+    group_score: str = "best"
+    norm_floor: float = 0.0
     shared_gate: bool = False
+    shared_like_experts: bool = False
     experts: Experts | None = None
     ignore: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     refuse: dict[str, str] = field(default_factory=dict)
+    require: dict[str, Any] = field(default_factory=dict)
 
-    def source_name(self, canonical: str) -> str:
-        """The checkpoint's name of a canonical trunk tensor; KeyError where the family has none."""
+    def source(self, canonical: str) -> Source:
+        """The checkpoint's tensor of a canonical trunk tensor; KeyError where the family has none."""
         match = re.match(r"layers\.(\d+)\.", canonical)
         if match is None:
             return self.tensors[canonical]
-        pattern = "layers.{L}." + canonical[match.end() :]
-        return self.tensors[pattern].replace("{L}", match[1])
+        found = self.tensors["layers.{L}." + canonical[match.end() :]]
+        return Source(found.name.replace("{L}", match[1]), found.take)
+
+    def source_name(self, canonical: str) -> str:
+        return self.source(canonical).name
 
 
 def _key(where: str, value: Any) -> Key:
@@ -114,48 +168,106 @@ def _key(where: str, value: Any) -> Key:
     return Key(names, value.get("default"), "default" in value, rule, value.get("null"), "null" in value)
 
 
+def _source(where: str, value: Any) -> Source:
+    if isinstance(value, str):
+        return Source(value)
+    if not isinstance(value, dict) or "name" not in value or set(value) - {"name", "take"}:
+        raise SmoeError(f"{where}: expected a tensor's name or {{ name, take }}, found {value!r}")
+    return Source(value["name"], _one_of(where, value.get("take", ""), ("", *TAKES)))
+
+
 def _one_of(where: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise SmoeError(f"{where}: {value!r} is not one of {', '.join(known)}")
     return value
 
 
-def parse_family(text: str, where: str) -> Family:
-    """A family from the text of its file. Errors name the file and the key."""
+def _experts(where: str, raw: dict[str, Any]) -> Experts:
+    names = {
+        key: (value,) if isinstance(value, str) else tuple(value) for key, value in raw.items() if key != "square_is"
+    }
+    experts = Experts(**names, square_is=raw.get("square_is", ""))
+    if experts.fused_gate_up:
+        _one_of(f"{where} [experts] square_is", experts.square_is, ("out_in", "in_out"))
+    return experts
+
+
+def _merge(base: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a base with those of a family on top; its own fields are not inherited."""
+    merged = {name: dict(table) for name, table in base.items() if name in _TABLES}
+    for name, value in raw.items():
+        if name in _TABLES and isinstance(value, dict):
+            merged[name] = {key: item for key, item in {**merged.get(name, {}), **value}.items() if item != ""}
+        else:
+            merged[name] = value
+    return merged
+
+
+def parse_toml(text: str, where: str, read: Callable[[str], str] | None = None) -> dict[str, Any]:
+    """The tables of a family file with its bases merged in; ``read`` gives the text of another family's file."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SmoeError(f"{where}: {error}") from error
-    if unknown := set(raw) - _TABLES - _FIELDS:
+    if unknown := set(raw) - set(_TABLES) - _FIELDS:
         raise SmoeError(f"{where}: unknown keys {', '.join(sorted(unknown))}")
+    for name, known in _TABLES.items():
+        if known is not None and (unknown := set(raw.get(name, {})) - set(known)):
+            raise SmoeError(f"{where} [{name}]: unknown keys {', '.join(sorted(unknown))}")
+    if "base" not in raw:
+        return raw
+    file = f"{raw['base']}.toml"
+    base = (read or _read)(file)
+    return _merge(parse_toml(base, file, read), raw)
+
+
+def _read(file: str) -> str:
+    return (FOLDER / file).read_text("utf-8")
+
+
+def parse_family(text: str, where: str) -> Family:
+    """A family from the text of its file. Errors name the file and the key."""
+    raw = parse_toml(text, where)
     if missing := [key for key in _REQUIRED if key not in raw]:
         raise SmoeError(f"{where}: missing {', '.join(missing)}")
     config = {name: _key(f"{where} [config] {name}", value) for name, value in raw["config"].items()}
     if missing := [name for name in _REQUIRED_CONFIG if name not in config]:
         raise SmoeError(f"{where} [config]: missing {', '.join(missing)}")
     attention, moe, rope, skip = raw["attention"], raw.get("moe", {}), raw.get("rope", {}), raw.get("skip", {})
-    experts = Experts(**raw["experts"]) if "experts" in raw else None
-    if experts is not None and experts.fused_gate_up:
-        _one_of(f"{where} [experts] square_is", experts.square_is, ("out_in", "in_out"))
+    norm = raw.get("norm", {})
     return Family(
         name=raw["name"],
         model_types=tuple(raw["model_types"]),
         architectures=tuple(raw["architectures"]),
         config=config,
-        tensors=raw["tensors"],
+        tensors={name: _source(f"{where} [tensors] {name}", value) for name, value in raw["tensors"].items()},
         chat_template=raw.get("chat_template", ""),
         theta_default=rope.get("theta_default"),
         partial_rotary=rope.get("partial", False),
-        block=_one_of(f"{where} [attention] block", attention["block"], ("gqa",)),
+        partial_default=rope.get("partial_default", 1.0),
+        interleaved=rope.get("interleaved", False),
+        rope_dim=_one_of(f"{where} [rope] dim", rope.get("dim", "head"), ("head", "rope_dim")),
+        latent_scale=rope.get("latent_scale", False),
+        norm=_one_of(f"{where} [norm] kind", norm.get("kind", "rms"), ("rms", "layer")),
+        norm_place=_one_of(f"{where} [norm] place", norm.get("place", "before"), ("before", "after", "both")),
+        block=_one_of(f"{where} [attention] block", attention["block"], BLOCKS),
         qk_norm=_one_of(f"{where} [attention] qk_norm", attention.get("qk_norm", "none"), QK_NORMS),
+        norm_after_rope=attention.get("norm_after_rope", False),
         bias=tuple(attention.get("bias", ())),
         window_rule=_one_of(f"{where} [attention] window_rule", attention.get("window_rule", "none"), WINDOW_RULES),
+        latent_eps=attention.get("latent_eps", 1e-6),
         normalize=moe.get("normalize"),
+        scores=_one_of(f"{where} [moe] scores", moe.get("scores", "softmax"), SCORES),
+        correction=moe.get("correction", False),
+        group_score=_one_of(f"{where} [moe] group_score", moe.get("group_score", "best"), ("best", "best_two")),
+        norm_floor=moe.get("norm_floor", 0.0),
         shared_gate=moe.get("shared_gate", False),
-        experts=experts,
+        shared_like_experts=moe.get("shared_like_experts", False),
+        experts=_experts(where, raw["experts"]) if "experts" in raw else None,
         ignore=tuple(skip.get("ignore", ())),
         optional=tuple(skip.get("optional", ())),
         refuse=raw.get("refuse", {}),
+        require=raw.get("require", {}),
     )
 
 

@@ -3,7 +3,8 @@ replaced by what an encoding makes of it, so that only the arithmetic of the eng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,15 @@ from transformers import AutoModelForCausalLM
 
 from smoe_cli import _core
 
-# Matrices that convert never quantises below source precision.
-ROUTERS = (".gate.weight", "shared_expert_gate.weight", ".mlp.gate.", ".router.")
+# Matrices that convert never quantises below source precision, and vectors that are stored with an axis of one.
+KEPT = ("shared_expert_gate.weight", ".mlp.gate.", ".gate.weight", ".router.", "e_score_correction_bias")
 
 
 @dataclass
 class Reference:
     logits: np.ndarray  # float32 [positions, vocab]
-    routes: list[np.ndarray]  # per MoE layer: the chosen experts as sets, int [positions, top_k] sorted
-    margins: list[
-        np.ndarray
-    ]  # per MoE layer: how far the last chosen expert is ahead of the first left out, [positions]
+    # Per MoE layer: the chosen experts as sets, int [positions, top_k] sorted.
+    routes: list[np.ndarray] = field(default_factory=list)
 
 
 def load(checkpoint: Path) -> Any:
@@ -41,21 +40,51 @@ def quantize(model: Any, encoding: str) -> None:
     """Replace every matrix of the model in place by what ``encoding`` makes of it; routers stay."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim < 2 or any(part in name for part in ROUTERS):
+            if weight.ndim < 2 or any(part in name for part in KEPT):
                 continue
-            flat = weight.detach().numpy().reshape(-1, weight.shape[-1])
+            values = weight.detach().numpy()
+            if name.endswith("kv_b_proj.weight"):
+                weight.copy_(torch.from_numpy(_latent_round_trip(model.config, encoding, values)))
+                continue
+            flat = values.reshape(-1, weight.shape[-1])
             weight.copy_(torch.from_numpy(round_trip(encoding, flat)).reshape(weight.shape))
 
 
-def run(model: Any, ids: list[int], top_k: int) -> Reference:
-    with torch.no_grad():
-        out = model(torch.tensor([ids]), output_router_logits=True) if top_k else model(torch.tensor([ids]))
-    routes, margins = [], []
-    for layer in out.router_logits if top_k else ():
-        values, chosen = torch.topk(layer.float().softmax(-1), top_k + 1)
-        routes.append(np.sort(chosen[:, :top_k].numpy(), axis=1))
-        margins.append((values[:, top_k - 1] - values[:, top_k]).numpy())
-    return Reference(out.logits[0].float().numpy(), routes, margins)
+def _latent_round_trip(config: Any, encoding: str, weight: np.ndarray) -> np.ndarray:
+    """Of latent attention: a head's keys are stored transposed, its values as they are."""
+    heads = weight.reshape(config.num_attention_heads, -1, weight.shape[1]).copy()
+    nope = config.qk_nope_head_dim
+    keys = heads[:, :nope].transpose(0, 2, 1)
+    heads[:, :nope] = round_trip(encoding, keys.reshape(-1, nope)).reshape(keys.shape).transpose(0, 2, 1)
+    values = heads[:, nope:]
+    heads[:, nope:] = round_trip(encoding, values.reshape(-1, weight.shape[1])).reshape(values.shape)
+    return heads.reshape(weight.shape)
+
+
+def _chosen(output: Any) -> torch.Tensor | None:
+    """What a router says it chose: the integers among what it returns."""
+    parts = output if isinstance(output, tuple) else (output,)
+    return next((part for part in parts if torch.is_tensor(part) and part.dtype == torch.int64), None)
+
+
+def run(model: Any, ids: list[int]) -> Reference:
+    """Logits of every position, and the experts that each router chose, in the order of the layers."""
+    routes: list[np.ndarray] = []
+
+    def record(_module: Any, _inputs: Any, output: Any) -> None:
+        chosen = _chosen(output)
+        if chosen is not None:
+            routes.append(np.sort(chosen.reshape(len(ids), -1).numpy(), axis=1))
+
+    routers = [module for module in model.modules() if re.search(r"(Router|Gate)$", type(module).__name__)]
+    hooks = [module.register_forward_hook(record) for module in routers]
+    try:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Reference(logits, routes)
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> np.ndarray:

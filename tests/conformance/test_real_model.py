@@ -51,7 +51,7 @@ def ids(checkpoint: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def want(checkpoint: Path, ids: list[int]) -> Any:
-    return reference.run(reference.load(checkpoint), ids, 0)
+    return reference.run(reference.load(checkpoint), ids)
 
 
 def test_float_mode_equals_transformers(checkpoint: Path, ids: list[int], want: Any) -> None:

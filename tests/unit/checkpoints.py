@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from smoe_cli.families.arch import Arch, resolve, trunk_tensors
+from smoe_cli.families.layout import taken_rows
 from smoe_cli.families.spec import Family, match_family
 
 SIZES = {
@@ -23,6 +24,15 @@ SIZES = {
     "eos_token_id": 2,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+SIGMOID = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "norm_topk_prob": True,
+}  # fmt: skip
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+LATENT = {
+    **SIGMOID, "n_group": 2, "topk_group": 1, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 16},
@@ -32,6 +42,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     "qwen3_moe": {**EXPERTS, "head_dim": 32},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "clip_qkv": 2.0},
+    "glm4_moe": SIGMOID,
+    "dots1": {**SIGMOID, "norm_topk_prob": False},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+        "tie_word_embeddings": False,
+    },
+    "minimax_m2": {**LOCAL, "head_dim": 16},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "intermediate_size": 32},
+    "phimoe": LOCAL,
+    "granitemoe": LOCAL,
+    "granitemoeshared": {**LOCAL, "shared_intermediate_size": 48},
+    "deepseek_v2": {**LATENT, "norm_topk_prob": False},
+    "deepseek_v3": LATENT,
+    "glm4_moe_lite": LATENT,
 }
 ITEM = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}
 
@@ -84,8 +111,10 @@ class FakeCheckpoint:
         family = match_family(self.config)
         arch = resolve(family, self.config)
         for tensor in trunk_tensors(arch):
-            values = rng.normal(1.0 if tensor.role == "norm" else 0.0, 0.3, tensor.shape)
-            self.put(family.source_name(tensor.name), values)
+            source = family.source(tensor.name)
+            groups = taken_rows(arch, tensor, source.take)
+            shape = groups.source_shape(tensor.shape[0], tensor.shape[-1]) if groups else tensor.shape
+            self.put(source.name, rng.normal(1.0 if tensor.role == "norm" else 0.0, 0.3, shape))
         for name, shape in expert_shapes(family, arch).items():
             self.put(name, rng.normal(0, 0.3, shape))
 
@@ -121,25 +150,31 @@ class FakeCheckpoint:
         stacks: dict[str, list[np.ndarray]] = {"gate": [], "up": [], "down": []}
         for part, stack in stacks.items():
             for expert in range(arch.layers[layer].ffn.experts):
-                name = getattr(family.experts, part).replace("{L}", str(layer)).replace("{E}", str(expert))
+                name = getattr(family.experts, part)[0].replace("{L}", str(layer)).replace("{E}", str(expert))
                 stack.append(self.values(name))
                 del self.tensors[name]
         gate_up = np.concatenate([np.stack(stacks["gate"]), np.stack(stacks["up"])], axis=1)
         down = np.stack(stacks["down"])
         if turned:
             gate_up, down = gate_up.transpose(0, 2, 1), down.transpose(0, 2, 1)
-        self.put(family.experts.fused_gate_up.replace("{L}", str(layer)), gate_up)
-        self.put(family.experts.fused_down.replace("{L}", str(layer)), down)
+        self.put(family.experts.fused_gate_up[0].replace("{L}", str(layer)), gate_up)
+        self.put(family.experts.fused_down[0].replace("{L}", str(layer)), down)
 
 
-def expert_shapes(family: Family, arch: Arch) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+def expert_shapes(family: Family, arch: Arch) -> dict[str, tuple[int, ...]]:
+    """One by one, where the family has them so; else fused."""
+    found: dict[str, tuple[int, ...]] = {}
     for index in arch.moe_layers():
         assert family.experts is not None
         ffn = arch.layers[index].ffn
+        if not family.experts.gate:
+            gate_up, down = family.experts.fused_gate_up[0], family.experts.fused_down[0]
+            found[gate_up.replace("{L}", str(index))] = (ffn.experts, 2 * ffn.expert_width, arch.hidden)
+            found[down.replace("{L}", str(index))] = (ffn.experts, arch.hidden, ffn.expert_width)
+            continue
         for expert in range(ffn.experts):
             for part in ("gate", "up", "down"):
-                name = getattr(family.experts, part).replace("{L}", str(index)).replace("{E}", str(expert))
+                name = getattr(family.experts, part)[0].replace("{L}", str(index)).replace("{E}", str(expert))
                 found[name] = (arch.hidden, ffn.expert_width) if part == "down" else (ffn.expert_width, arch.hidden)
     return found
 

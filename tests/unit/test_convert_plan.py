@@ -25,9 +25,11 @@ def plan_of(fake: FakeCheckpoint, folder: Path, quant: str = "q4", *roles: str) 
 def test_every_family_plans_and_uses_every_tensor_once(family: str, tmp_path: Path) -> None:
     fake = FakeCheckpoint(config_of(family))
     plan = plan_of(fake, tmp_path)
-    used = [tensor.source.tensor.name for tensor in plan.tensors]
-    used += [part.tensor.name for record in plan.experts for part in record.parts]
-    assert sorted(used) == sorted(fake.tensors)
+    used = [tensor.source for tensor in plan.tensors]
+    used += [part for record in plan.experts for part in record.parts]
+    assert {matrix.tensor.name for matrix in used} == set(fake.tensors)
+    parts = [(matrix.tensor.name, matrix.expert, matrix.first, matrix.groups) for matrix in used]
+    assert len(set(parts)) == len(parts)
     assert plan.notices == []
 
 

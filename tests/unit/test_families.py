@@ -10,7 +10,7 @@ from checkpoints import CONFIGS, config_of
 
 from smoe_cli.errors import CorruptError, SmoeError, UnsupportedError
 from smoe_cli.families.arch import arch_json, resolve, trunk_tensors
-from smoe_cli.families.spec import FOLDER, load_families, match_family, parse_family
+from smoe_cli.families.spec import FOLDER, load_families, match_family, parse_family, parse_toml
 
 
 def arch_of(family: str, drop: tuple[str, ...] = (), **more: Any) -> Any:
@@ -20,14 +20,17 @@ def arch_of(family: str, drop: tuple[str, ...] = (), **more: Any) -> Any:
     return resolve(match_family(config), config)
 
 
-def test_the_families_of_first_light_are_there() -> None:
-    names = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}
-    assert {family.name for family in load_families()} == names
+def test_every_file_is_a_family_of_its_name() -> None:
+    names = [family.name for family in load_families()]
+    assert names == sorted(path.stem for path in FOLDER.glob("*.toml"))
+    assert {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"} < set(names)
+    types = [model_type for family in load_families() for model_type in family.model_types]
+    assert len(types) == len(set(types))
 
 
 def test_unknown_family_lists_what_there_is() -> None:
-    with pytest.raises(UnsupportedError, match="'gpt_oss'") as caught:
-        match_family({"model_type": "gpt_oss"})
+    with pytest.raises(UnsupportedError, match="'gpt_neverwas'") as caught:
+        match_family({"model_type": "gpt_neverwas"})
     assert "qwen3_moe" in caught.value.hint
 
 
@@ -44,6 +47,8 @@ def test_architectures_decide_where_model_type_is_missing() -> None:
         ('name = "llama"', 'name = "llama"\nnmae = 1', "unknown keys nmae"),
         ('default_from = "heads"', 'default_from = "tails"', "unknown default_from"),
         ("[config]", "[config", "llama.toml"),
+        ('block = "gqa"', 'block = "gqa"\nsinc = true', "unknown keys sinc"),
+        ('"model.norm.weight"', '{ name = "model.norm.weight", take = "third" }', "'third' is not one of"),
     ],
 )
 def test_a_wrong_family_file_says_what_and_where(find: str, put: str, message: str) -> None:
@@ -141,9 +146,9 @@ def test_dense_layers_between_routed_ones() -> None:
 
 
 def test_router_weights_are_normalised_as_the_family_says() -> None:
-    assert arch_of("mixtral").layers[0].ffn.normalize
-    assert not arch_of("olmoe").layers[0].ffn.normalize
-    assert arch_of("olmoe", norm_topk_prob=True).layers[0].ffn.normalize
+    assert arch_of("mixtral").layers[0].ffn.router.normalize
+    assert not arch_of("olmoe").layers[0].ffn.router.normalize
+    assert arch_of("olmoe", norm_topk_prob=True).layers[0].ffn.router.normalize
 
 
 def test_biases_where_the_family_has_them() -> None:
@@ -160,8 +165,8 @@ def test_biases_where_the_family_has_them() -> None:
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_every_needed_tensor_has_a_source_name(family: str) -> None:
     arch = arch_of(family)
-    names = [match_family(config_of(family)).source_name(tensor.name) for tensor in trunk_tensors(arch)]
-    assert len(set(names)) == len(names) > 20
+    sources = [match_family(config_of(family)).source(tensor.name) for tensor in trunk_tensors(arch)]
+    assert len(set(sources)) == len(sources) > 20
 
 
 # -- rope (C9) --------------------------------------------------------------------------------------------------------
@@ -192,8 +197,10 @@ def test_both_spellings_of_the_type(place: str, spelling: str) -> None:
 
 
 def test_unsupported_rope_types_are_named() -> None:
-    with pytest.raises(UnsupportedError, match="'longrope'"):
-        arch_of("llama", rope_scaling={"type": "longrope", "factor": 4.0})
+    with pytest.raises(UnsupportedError, match="'spiral'"):
+        arch_of("llama", rope_scaling={"type": "spiral", "factor": 4.0})
+    with pytest.raises(CorruptError, match="short_factor"):
+        arch_of("llama", rope_scaling={"type": "longrope", "original_max_position_embeddings": 128})
     with pytest.raises(UnsupportedError, match="per layer type"):
         arch_of("qwen3", rope_parameters={"full_attention": {"rope_theta": 1e4}})
     with pytest.raises(UnsupportedError, match="partial_rotary_factor"):
@@ -235,3 +242,124 @@ def test_tied_heads_also_in_a_nested_config() -> None:
     assert arch_of("llama", tie_word_embeddings=True).tied_head
     assert arch_of("llama", text_config={"tie_word_embeddings": True}).tied_head
     assert "head.weight" not in {tensor.name for tensor in trunk_tensors(arch_of("llama", tie_word_embeddings=True))}
+
+
+# -- what a family has that its nearest relative has not ---------------------------------------------------------------
+
+PHI_ROPE = {
+    "type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1.0 + i for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)], "short_mscale": 1.25, "long_mscale": 1.5,
+}  # fmt: skip
+
+
+def ffn_of(family: str, **more: Any) -> Any:
+    return arch_of(family, **more).layers[-1].ffn
+
+
+def test_a_base_gives_its_tables_and_what_is_stated_comes_on_top() -> None:
+    base = 'name = "b"\n[config]\nwidth = "w"\nheads = "h"\n[moe]\nscores = "sigmoid"\n'
+    child = 'name = "c"\nbase = "b"\nmodel_types = ["c"]\n[config]\nwidth = ""\nheads = "n"\n'
+    merged = parse_toml(child, "c.toml", lambda file: {"b.toml": base}[file])
+    assert merged["config"] == {"heads": "n"} and merged["moe"] == {"scores": "sigmoid"} and merged["name"] == "c"
+    assert match_family({"model_type": "dots1"}).chat_template == "", "a field of the base is not inherited"
+
+
+def test_shared_experts_are_a_number_of_experts_or_a_width() -> None:
+    assert ffn_of("glm4_moe").shared_width == 2 * 32
+    assert ffn_of("glm4_moe", n_shared_experts=None).shared_width == 0
+    assert ffn_of("ernie4_5_moe").shared_width == 2 * 32
+    assert ffn_of("hunyuan_v1_moe").shared_width == 32
+    assert ffn_of("granitemoeshared").shared_width == 48
+
+
+def test_routers_of_the_sigmoid_families() -> None:
+    router = ffn_of("glm4_moe").router
+    assert (router.scores, router.correction, router.normalize, router.groups) == ("sigmoid", True, True, 1)
+    assert not ffn_of("dots1").router.normalize, "normalised in its relative, not here"
+    assert ffn_of("dots1", norm_topk_prob=True).router.normalize
+    deep = ffn_of("deepseek_v3").router
+    assert (deep.groups, deep.top_groups, deep.group_score, deep.scaling) == (2, 1, "best_two", 2.5)
+    assert ffn_of("deepseek_v3", n_group=None, topk_group=None).router.groups == 1
+    softmax = ffn_of("deepseek_v2").router
+    assert (softmax.scores, softmax.correction, softmax.normalize) == ("softmax", False, False)
+    assert softmax.groups == 1, "greedy by default, whatever n_group says"
+    assert ffn_of("deepseek_v2", topk_method="group_limited_greedy").router.group_score == "best"
+    assert ffn_of("ernie4_5_moe").router.norm_floor == 1e-12
+    assert ffn_of("phimoe").router.jitter == 0.01 and ffn_of("phimoe", router_jitter_noise=0.2).router.jitter == 0.2
+    with pytest.raises(CorruptError, match="2 of 4 experts from 1 of 4 groups"):
+        ffn_of("deepseek_v3", n_group=4)
+
+
+def test_what_a_family_requires_is_refused_otherwise() -> None:
+    with pytest.raises(UnsupportedError, match="scoring_func 'softmax'"):
+        arch_of("deepseek_v3", scoring_func="softmax")
+    with pytest.raises(UnsupportedError, match="topk_method 'noaux_tc'"):
+        arch_of("deepseek_v2", topk_method="noaux_tc")
+    with pytest.raises(UnsupportedError, match="use_cla"):
+        arch_of("hunyuan_v1_moe", use_cla=True)
+    with pytest.raises(UnsupportedError, match="kv_lora_rank is not a multiple of 16"):
+        arch_of("deepseek_v3", kv_lora_rank=40)
+
+
+def test_one_number_for_each_layer() -> None:
+    arch = arch_of("hunyuan_v1_moe", moe_topk=[2, 1, 2], moe_intermediate_size=[32, 32, 32], num_shared_expert=[1] * 3)
+    assert [layer.ffn.top_k for layer in arch.layers] == [2, 1, 2]
+    with pytest.raises(UnsupportedError, match="num_shared_expert"):
+        arch_of("hunyuan_v1_moe", num_shared_expert=[1, 2, 1])
+
+
+def test_dense_layers_first_last_and_by_name() -> None:
+    assert arch_of("glm4_moe").moe_layers() == [1, 2]
+    assert arch_of("glm4_moe", first_k_dense_replace=0).moe_layers() == [0, 1, 2]
+    assert arch_of("ernie4_5_moe", num_hidden_layers=5, moe_layer_end_index=3).moe_layers() == [1, 2, 3]
+    assert arch_of("ernie4_5_moe", num_hidden_layers=5, moe_layer_interval=2).moe_layers() == [1, 3]
+    assert arch_of("glm4_moe_lite").moe_layers() == [1, 2]
+    types = ["sparse", "dense", "sparse"]
+    assert arch_of("glm4_moe_lite", mlp_layer_types=types).moe_layers() == [0, 2]
+
+
+def test_rotation_of_a_part_and_in_pairs() -> None:
+    assert len(arch_of("glm4_moe").rope.inv_freq) == 4, "half of sixteen, by default"
+    assert len(arch_of("minimax_m2", rotary_dim=12).rope.inv_freq) == 6
+    assert len(arch_of("minimax_m2").rope.inv_freq) == 8
+    assert arch_of("ernie4_5_moe").rope.interleaved and not arch_of("glm4_moe").rope.interleaved
+    assert arch_of("deepseek_v3").rope.interleaved
+    assert not arch_of("deepseek_v3", rope_interleave=False).rope.interleaved
+    assert len(arch_of("deepseek_v3").rope.inv_freq) == 4, "of the rotated part, not of the head"
+
+
+def test_norms_of_q_and_k() -> None:
+    assert arch_of("glm4_moe").layers[0].attention.qk_norm == "none"
+    assert arch_of("glm4_moe", use_qk_norm=True).layers[0].attention.qk_norm == "head"
+    assert arch_of("dots1").layers[0].attention.qk_norm == "head"
+    assert arch_of("minimax_m2").layers[0].attention.qk_norm == "full"
+    assert arch_of("hunyuan_v1_moe").layers[0].attention.norm_after_rope
+    assert not arch_of("dots1").layers[0].attention.norm_after_rope
+
+
+def test_multipliers() -> None:
+    more = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8}
+    arch = arch_of("granitemoe", **more)
+    assert (arch.embed_scale, arch.residual_scale, arch.logit_scale) == (12.0, 0.22, 0.125)
+    assert arch.layers[0].attention.scale == 0.1
+    assert arch_of("granitemoe").layers[0].attention.scale == 1.0, "not the head's size: the multiplier's default"
+    stated = arch_json(arch, {})
+    assert stated["logit_scale"] == 0.125 and "norm" not in stated
+
+
+def test_latent_attention_scales_with_yarn_by_mscale_all_dim() -> None:
+    yarn = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
+    plain = arch_of("deepseek_v3").layers[0].attention
+    scaled = arch_of("deepseek_v3", rope_scaling=yarn)
+    assert plain.scale == (16 + 8) ** -0.5
+    assert np.isclose(scaled.layers[0].attention.scale, plain.scale * (0.1 * np.log(40) + 1) ** 2)
+    assert scaled.rope.scale == 1.0, "mscale over mscale_all_dim"
+    assert plain.latent.eps == 1e-6, "whatever the config's rms_norm_eps"
+
+
+def test_longrope_has_a_second_set_for_long_windows() -> None:
+    rope = arch_of("phimoe", rope_scaling=PHI_ROPE).rope
+    assert (rope.scale, rope.long_scale, rope.long_from) == (1.25, 1.5, 128)
+    assert rope.inv_freq[0] == 1.0 and rope.long_inv_freq[0] == 0.5
+    stated = arch_json(arch_of("phimoe", rope_scaling=PHI_ROPE), {})["ropes"][0]
+    assert stated["long_from"] == 128 and len(stated["long_inv_freq"]) == 8

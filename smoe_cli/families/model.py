@@ -1,0 +1,126 @@
+"""The architecture of a checkpoint as numbers: what ``arch.py`` resolves and ``layout.py`` writes down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smoe_cli.families.rope import Rope
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Of block "mla": ranks of the latents of queries (0 = none) and of keys and values, widths of a head's parts."""
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention: q [heads * head_dim, hidden], k and v [kv_heads * head_dim, hidden]. window 0 = all.
+    With ``latent`` the block is "mla", and kv_heads and head_dim have no meaning."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    qk_norm: str = "none"
+    norm_after_rope: bool = False
+    clip: float = 0.0
+    bias: tuple[str, ...] = ()
+    rope: int = 0
+    latent: Latent | None = None
+
+
+@dataclass(frozen=True)
+class Router:
+    """How scores are made and experts chosen (blocks/router.h)."""
+
+    scores: str = "softmax"
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "best"
+    jitter: float = 0.0
+    normalize: bool = False
+    norm_floor: float = 0.0
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ffn:
+    """Dense (experts 0: width) or routed (experts, top_k, expert_width, an always-on expert of shared_width)."""
+
+    width: int = 0
+    experts: int = 0
+    top_k: int = 0
+    expert_width: int = 0
+    router: Router = Router()
+    shared_width: int = 0
+    shared_gate: bool = False
+    bias: bool = False  # of the dense or the always-on part
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention: Attention
+    ffn: Ffn
+    norms: str = "before"
+
+
+@dataclass(frozen=True)
+class Arch:
+    family: str
+    model_type: str
+    hidden: int
+    vocab: int
+    max_positions: int
+    norm_eps: float
+    tied_head: bool
+    ropes: tuple[Rope, ...]
+    layers: tuple[Layer, ...]
+    norm: str = "rms"
+    head_bias: bool = False
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    notices: tuple[str, ...] = ()
+
+    @property
+    def rope(self) -> Rope:
+        """Of the first layer."""
+        return self.ropes[self.layers[0].attention.rope]
+
+    def moe_layers(self) -> list[int]:
+        """Absolute indices of the routed layers, in order."""
+        return [index for index, layer in enumerate(self.layers) if layer.ffn.experts]
+
+
+@dataclass(frozen=True)
+class TrunkTensor:
+    """A tensor the blocks need. role: embed head norm bias attention router ffn shared."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Of a stored matrix, seen as ``count`` groups of ``size`` rows, the ``rows`` rows of each group from ``first`` on;
+    ``transposed`` within the group: its columns are then the rows of the matrix."""
+
+    count: int
+    size: int
+    first: int
+    rows: int
+    transposed: bool = False
+
+    def source_shape(self, rows: int, cols: int) -> tuple[int, int]:
+        """Of the stored matrix, given the shape [rows, cols] of what is taken from it."""
+        return self.count * self.size, rows // self.count if self.transposed else cols
