@@ -81,7 +81,7 @@ def reply_grammar(
     """The grammar of a reply behind its reasoning. With ``schema`` its text is JSON; ``required``: it is calls, without
     text. The arguments of tools that are not strict are held to their schemas only where a call is required."""
     lark = Lark(template.tokenizer.marker_id)
-    held = [tool if required or tool.strict else replace(tool, parameters=_loose(tool)) for tool in tools]
+    held = [replace(tool, parameters=_held_to(tool, required)) for tool in tools]
     if harmony.claims(template.source):
         return lark.source(harmony.reply_grammar(lark, held, schema, required))
     kind = template.syntax
@@ -98,11 +98,13 @@ def reply_grammar(
     return lark.source(_calls_in_text(lark, calls))
 
 
-def _loose(tool: Tool) -> dict[str, Any] | None:
-    """Any arguments; where they are written one by one, of these names."""
-    parameters = tool.parameters or {}
-    names = parameters.get("properties")
-    return {**ANY_OBJECT, "properties": {name: {} for name in names}} if isinstance(names, dict) else None
+def _held_to(tool: Tool, required: bool) -> dict[str, Any]:
+    """What a call's arguments are held to. A tool that names no parameters has none; one that need not be obeyed may
+    be given any, of its own names where they are written one by one."""
+    if required or tool.strict:
+        return tool.parameters or {**ANY_OBJECT, "properties": {}, "additionalProperties": False}
+    names = (tool.parameters or {}).get("properties")
+    return {**ANY_OBJECT, "properties": {name: {} for name in names} if isinstance(names, dict) else {}}
 
 
 def _calls(calls: CallGrammar, parallel: bool) -> str:
