@@ -126,6 +126,7 @@ constexpr Key kKeys[] = {
        return parse_number(v, &r->logprobs) && r->logprobs <= kMaxLogprobs;
      }},
     {"mask", [](Text v, uint32_t, Request* r) { return parse_switch(v, &r->mask); }},
+    {"buckets", [](Text v, uint32_t, Request* r) { return parse_switch(v, &r->report_buckets); }},
     {"slide", [](Text v, uint32_t, Request* r) { return parse_switch(v, &r->slide); }},
 };
 
@@ -275,6 +276,21 @@ void append_token(std::string* out, const TokenEvent& token, const Request& requ
   if (!token.top.empty()) *out += ' ';
 }
 
+void append_buckets(std::string* out, const Buckets& b) {
+  const auto ms = [&](const char* name, double value) {
+    *out += name;
+    append_fixed(out, value, 3);
+    *out += ' ';
+  };
+  ms("attention_ms=", b.attention);
+  ms("router_ms=", b.router);
+  ms("expert_compute_ms=", b.expert_compute);
+  ms("expert_wait_ms=", b.expert_wait);
+  ms("head_ms=", b.head);
+  ms("sampler_ms=", b.sampler);
+  ms("other_ms=", b.other);
+}
+
 void append_outcome(std::string* out, const Outcome& outcome) {
   const Counters& n = outcome.counters;
   const auto count = [&](const char* name, uint64_t value) {
@@ -297,6 +313,11 @@ void append_outcome(std::string* out, const Outcome& outcome) {
   if (n.drafted_tokens != 0) {
     count("drafted=", n.drafted_tokens);
     count("accepted=", n.accepted_tokens);
+  }
+  if (outcome.buckets) {
+    append_buckets(out, *outcome.buckets);
+    count("guessed=", n.guessed);
+    count("guessed_right=", n.guessed_right);
   }
   *out += outcome.finish == Finish::stop     ? "fin=stop "
           : outcome.finish == Finish::length ? "fin=length "

@@ -3,7 +3,7 @@
 // Requests, one line each (at most max_line_bytes() long):
 //   GEN <max_tokens> [key=value ...] <id0>,<id1>,...   the whole conversation, every time
 //       t p k r min_p freq pres seed   sampling for this request; what is missing comes from the launch flags
-//       stop=1,2   bias=id:f,...   session=NAME   slide=0   lp=K   mask=1
+//       stop=1,2   bias=id:f,...   session=NAME   slide=0   lp=K   mask=1   buckets=1
 //       The first field without `=` starts the ids. Unknown keys are ignored; of a repeated key the last one counts.
 //   MASK <base64>   with mask=1, one before each step: ceil(vocab / 8) bytes, one bit per id, LSB first, 1 = allowed.
 //       Belongs to the last GEN line; without one that waits for masks it is dropped.
@@ -14,6 +14,8 @@
 // end.
 //   GEN    prompt=N cached=N  pre=done/total ...  id ...
 //          gen= prefill_ms= decode_ms= hits= misses= bytes= wait_ms=  fin=stop|length|cancel <<DONE>>
+//          With buckets=1, before fin=: attention_ms= router_ms= expert_compute_ms= expert_wait_ms= head_ms= sampler_ms=
+//          other_ms=, together prefill_ms + decode_ms, and guessed= guessed_right=, records read ahead.
 //          With lp=K each id is followed by lp=<float> and, for K > 0, top=id:lp,... best first: natural logarithms of
 //          the distribution before sampling touched it. The id that ends a reply (EOS, stop=) is neither printed nor
 //          evaluated.
@@ -67,6 +69,7 @@ void append_begin(std::string* out, uint32_t prompt_tokens, uint32_t cached_toke
 void append_progress(std::string* out, uint32_t done, uint32_t total);
 void append_token(std::string* out, const TokenEvent& token, const Request& request);
 void append_logprob(std::string* out, float logprob);
+void append_buckets(std::string* out, const Buckets& buckets);  // milliseconds, name_ms=
 void append_outcome(std::string* out, const Outcome& outcome);  // counters and fin=, without the sentinel
 
 // Cuts a byte stream into lines. Memory is bounded: of a longer line than `max` only the fact is kept.

@@ -164,9 +164,9 @@ void log_buckets(const Buckets& b, const Counters& n, const Log& log) {
   const auto ms = [&](const char* name, double value) { (line += name, append_fixed(&line, value, 3)); };
   add(" prompt=", n.prompt_tokens), add(" cached=", n.cached_tokens), add(" gen=", n.generated_tokens);
   ms(" prefill_ms=", n.prefill_ms), ms(" decode_ms=", n.decode_ms);
-  ms(" attention_ms=", b.attention), ms(" router_ms=", b.router), ms(" expert_compute_ms=", b.expert_compute);
-  ms(" expert_wait_ms=", b.expert_wait), ms(" head_ms=", b.head), ms(" sampler_ms=", b.sampler),
-      ms(" other_ms=", b.other);
+  line += ' ';
+  append_buckets(&line, b);
+  add("guessed=", n.guessed), add(" guessed_right=", n.guessed_right);
   log(line);
 }
 

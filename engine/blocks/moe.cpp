@@ -1,17 +1,11 @@
 #include "blocks/moe.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <vector>
 
 namespace smoe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 // Sorts the (row, choice) pairs by expert. Returns how many distinct experts there are, listed in order of first use.
 size_t group_by_expert(const FfnSpec& spec, size_t rows, Workspace& ws) {
@@ -156,37 +150,31 @@ void shared_expert(const Compute& c, const MoeWeights& w, Activations& input, Wo
 }  // namespace
 
 Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input,
-           Workspace& ws, float* y, std::vector<ExpertRef>& ready, const Ahead* ahead, MoeTimes* times) {
+           Workspace& ws, float* y, std::vector<ExpertRef>& ready, const Ahead* ahead, Lap* lap, Buckets* buckets) {
   const size_t rows = input.rows();
-  auto start = Clock::now();
   route(c, spec, w.router, input, ws);
   const size_t distinct = group_by_expert(spec, rows, ws);
   // Misses are on their way while the always-on expert and the residents are computed.
   Status status = cache.begin(w.moe_layer, ws.expert_order, distinct, ws.expert_uses, static_cast<uint32_t>(rows));
   if (status.is_ok() && ahead != nullptr) read_ahead(c, *ahead, cache, ws);
-  times->router += ms_since(start);
-
-  start = Clock::now();
+  lap->into(&buckets->router);
   shared_expert(c, w, input, ws, y);
   Experts experts(c, spec, w.record, input, ws);
-  times->compute += ms_since(start);
   while (status.is_ok()) {
+    lap->into(&buckets->expert_compute);
     ready.clear();
-    start = Clock::now();
     const Result<bool> more = cache.next(&ready);
-    times->wait += ms_since(start);
+    lap->into(&buckets->expert_wait);
     if (!more.is_ok()) status = more.status();
     if (!status.is_ok() || !more.value()) break;
-    start = Clock::now();
     experts.run(ready);
-    times->compute += ms_since(start);
     for (const ExpertRef& ref : ready) cache.release(ref);
   }
   cache.end();
+  lap->into(&buckets->expert_wait);
   if (!status.is_ok()) return status;
-  start = Clock::now();
   combine(c, spec, rows, input.cols(), ws, y);
-  times->compute += ms_since(start);
+  lap->into(&buckets->expert_compute);
   return status;
 }
 

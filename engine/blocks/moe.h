@@ -9,6 +9,8 @@
 #include "blocks/ffn.h"
 #include "blocks/router.h"
 #include "experts/cache.h"
+#include "smoe/session.h"
+#include "util/lap.h"
 
 namespace smoe {
 
@@ -20,14 +22,10 @@ struct MoeWeights {
   RecordLayout record;
 };
 
-// Milliseconds, added to.
-struct MoeTimes {
-  double router = 0, compute = 0, wait = 0;
-};
-
 // y [input.rows(), hidden] = the block's output. `ready` is the caller's, so that the token loop allocates nothing.
-// `ahead` (may be null) is what to read ahead once this layer's reads have begun.
+// `ahead` (may be null) is what to read ahead once this layer's reads have begun. Each lap of `lap` goes into one of
+// `buckets`.
 Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCache& cache, Activations& input,
-           Workspace& ws, float* y, std::vector<ExpertRef>& ready, const Ahead* ahead, MoeTimes* times);
+           Workspace& ws, float* y, std::vector<ExpertRef>& ready, const Ahead* ahead, Lap* lap, Buckets* buckets);
 
 }  // namespace smoe

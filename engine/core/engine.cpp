@@ -237,10 +237,10 @@ Status EngineImpl::decode_after(Conversation& c, const Request& request, std::ve
       return Status::ok();
     }
     TokenEvent token;
-    auto start = Clock::now();
+    forward_->lap(&Buckets::other);
     SMOE_TRY(sampler_->sample(logits + row * vault_.model.vocab, *history, history->size(),
                               request.mask ? mask_.data() : nullptr, &token));
-    forward_->buckets().sampler += ms_since(start);
+    forward_->lap(&Buckets::sampler);
     if (const char* warning = sampler_->take_warning()) events.on_warning(warning);
     if (ends(token.id, request)) {
       outcome->finish = Finish::stop;
@@ -287,7 +287,6 @@ Status EngineImpl::extend_by_guess(Conversation& c, int32_t token, std::span<con
 void EngineImpl::begin_counters(Counters* counters) {
   *counters = {};
   before_ = cache_->stats();
-  forward_->buckets() = {};
 }
 
 void EngineImpl::end_counters(Counters* counters) {
@@ -296,6 +295,8 @@ void EngineImpl::end_counters(Counters* counters) {
   counters->misses = now.misses - before_.misses;
   counters->read_bytes = now.read_bytes - before_.read_bytes;
   counters->wait_ms = now.wait_ms - before_.wait_ms;
+  counters->guessed = now.guessed - before_.guessed;
+  counters->guessed_right = now.guessed_right - before_.guessed_right;
 }
 
 Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
@@ -312,6 +313,7 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
   events.on_begin(n.prompt_tokens, n.cached_tokens);
 
   auto start = Clock::now();
+  forward_->start_buckets();
   bool cancelled = false;
   Status status = prefill(c, request.ids, n.cached_tokens, events, &cancelled);
   n.prefill_ms = ms_since(start);
@@ -322,6 +324,8 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
     status = decode(c, request, events, &outcome);
   }
   n.decode_ms = ms_since(start);
+  forward_->lap(&Buckets::other);
+  if (request.report_buckets) outcome.buckets = forward_->buckets();
   end_counters(&n);
   if (trace_file_) SMOE_TRY(trace_file_->flush());
   if (!status.is_ok()) return status;  // what was appended before the failure stays a valid prefix

@@ -2,28 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 
 #include "quant/quant.h"
 
 namespace smoe {
-namespace {
-
-class Stopwatch {
- public:
-  explicit Stopwatch(double* into) : into_(into), start_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() {
-    *into_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  double* into_;
-  std::chrono::steady_clock::time_point start_;
-};
-
-}  // namespace
-
 Forward::Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache, Workspace& ws, const Compute& compute,
                  uint32_t spec)
     : model_(model), trunk_(trunk), cache_(cache), ws_(ws), compute_(compute), spec_(spec) {
@@ -33,19 +16,13 @@ Forward::Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache,
 }
 
 Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t position, size_t first) {
-  moe_times_ = {};
   layer_trace_.clear();
-  {
-    Stopwatch watch(&buckets_.other);
-    SMOE_TRY(embed(ids, T));
-    fill_ropes(position, T);
-    const Ahead ahead = ahead_of(0, ws_.x, model_.layers.size() > 1 ? T : T - first);
-    if (ahead.router != nullptr) read_ahead(compute_, ahead, cache_, ws_);
-  }
+  SMOE_TRY(embed(ids, T));
+  fill_ropes(position, T);
+  const Ahead ahead = ahead_of(0, ws_.x, model_.layers.size() > 1 ? T : T - first);
+  if (ahead.router != nullptr) read_ahead(compute_, ahead, cache_, ws_);
+  lap_.into(&buckets_.other);
   for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, kv, T, position, first));
-  buckets_.router += moe_times_.router;
-  buckets_.expert_compute += moe_times_.compute;
-  buckets_.expert_wait += moe_times_.wait;
   if (trace_ != nullptr)
     for (size_t row = 0; row < T - first; ++row)
       for (const auto& of_layer : layer_trace_) {
@@ -103,14 +80,12 @@ Status Forward::layer(size_t i, const KvState& kv, size_t T, uint64_t position, 
   const bool last = i + 1 == model_.layers.size();
   const size_t from = last ? first : 0, rows = T - from;
   float* x = ws_.x + from * model_.hidden;
-  {
-    Stopwatch watch(&buckets_.attention);
-    Activations input(ws_.acts_32, ws_.acts_256);
-    read(ws_.x, w.attn_norm, T, &input);
-    mix(i, kv.layer(i), input, position, from);
-    if (rows == 0) return Status::ok();
-    add(x, w.attn_post_norm, rows);
-  }
+  Activations input(ws_.acts_32, ws_.acts_256);
+  read(ws_.x, w.attn_norm, T, &input);
+  mix(i, kv.layer(i), input, position, from);
+  if (rows > 0) add(x, w.attn_post_norm, rows);
+  lap_.into(&buckets_.attention);
+  if (rows == 0) return Status::ok();
   return feed_forward(i, x, rows, i + 2 < model_.layers.size() ? rows : T - first);
 }
 
@@ -127,32 +102,31 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows, size_t rows_of_nex
   const FfnSpec& spec = model_.layers[i].ffn;
   const LayerWeights& w = trunk_.layer(i);
   Activations input(ws_.acts_32, ws_.acts_256);
-  {
-    Stopwatch watch(&buckets_.other);
-    read(x, w.ffn_norm, rows, &input);
-  }
+  read(x, w.ffn_norm, rows, &input);
+  lap_.into(&buckets_.other);
   if (spec.is_moe()) {
     const Ahead ahead = ahead_of(i + 1, x, rows_of_next);
     SMOE_TRY(moe(compute_, spec, w.moe, cache_, input, ws_, ws_.block_out, ready_,
-                 ahead.router != nullptr ? &ahead : nullptr, &moe_times_));
+                 ahead.router != nullptr ? &ahead : nullptr, &lap_, &buckets_));
     if (trace_ != nullptr) layer_trace_.emplace_back(ws_.chosen, ws_.chosen + rows * spec.top_k);
   } else {
-    Stopwatch watch(&buckets_.expert_compute);
     ffn(compute_, w.dense, input, ws_, ws_.block_out);
+    lap_.into(&buckets_.expert_compute);
   }
-  Stopwatch watch(&buckets_.other);
   add(x, w.ffn_post_norm, rows);
   // The last layer's surviving rows move to the front, where logits() finds them.
   if (i + 1 == model_.layers.size() && x != ws_.x) std::copy_n(x, rows * model_.hidden, ws_.x);
+  lap_.into(&buckets_.other);
   return Status::ok();
 }
 
 float* Forward::logits(size_t row, size_t rows) {
-  Stopwatch watch(&buckets_.head);
+  lap_.into(&buckets_.other);
   Activations input(ws_.acts_32, ws_.acts_256);
   read(ws_.x + row * model_.hidden, trunk_.final_norm(), rows, &input);
   linear(compute_, trunk_.head(), input, ws_.logits);
   for (size_t i = 0; model_.logit_scale != 1 && i < rows * model_.vocab; ++i) ws_.logits[i] *= model_.logit_scale;
+  lap_.into(&buckets_.head);
   return ws_.logits;
 }
 

@@ -23,7 +23,14 @@ class Forward {
   // until the next call.
   float* logits(size_t row, size_t rows);
 
-  Buckets& buckets() { return buckets_; }
+  // Where the time since start_buckets() went, as far as it has been told; what happens between the calls of this class
+  // is told by lap().
+  void start_buckets() {
+    buckets_ = {};
+    lap_.restart();
+  }
+  void lap(double Buckets::* account) { lap_.into(&(buckets_.*account)); }
+  const Buckets& buckets() const { return buckets_; }
   // While set, every run appends the experts it chose: [rows, moe_layers, top_k].
   void trace_into(std::vector<int32_t>* trace) { trace_ = trace; }
 
@@ -48,7 +55,7 @@ class Forward {
   Compute compute_;
   const uint32_t spec_;  // experts a layer to read on a guess, in decode
   Buckets buckets_;
-  MoeTimes moe_times_;
+  Lap lap_;
   std::vector<ExpertRef> ready_;
   std::vector<int32_t>* trace_ = nullptr;
   std::vector<std::vector<uint32_t>> layer_trace_;  // [moe layer][row * top_k]

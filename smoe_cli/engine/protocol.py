@@ -82,6 +82,7 @@ class Generate:
     logprobs: int | None = None  # alternatives to report beside each token; None: report nothing
     slide: bool = True
     masks: Callable[[], Masks] | None = None  # made anew when the request is sent again
+    buckets: bool = False  # report where the time went, as counters *_ms
 
     def line(self) -> str:
         """The ``GEN`` line, newline included. Raises UsageError for numbers that have no meaning."""
@@ -106,6 +107,8 @@ class Generate:
             yield f"lp={self.logprobs}"
         if not self.slide:
             yield "slide=0"
+        if self.buckets:
+            yield "buckets=1"
         if self.masks is not None:
             yield "mask=1"
 

@@ -99,7 +99,7 @@ TEST(protocol_request_keys) {
   Served s;
   s.wire.send(
       "GEN 7 t=0.25 p=0.5 k=5000 r=1.5 min_p=0.1 freq=-0.5 pres=2 seed=18446744073709551615 stop=4,5 bias=1:-3.5,2:1e1 "
-      "session=a.B_-1 lp=3 slide=0 later=x =9 1,2\n");
+      "session=a.B_-1 lp=3 slide=0 buckets=1 later=x =9 1,2\n");
   CHECK(s.wire.wait_for("<<DONE>>"));
   const Request r = s.engine.last_request();
   CHECK_EQ(r.max_tokens, 7u);
@@ -114,7 +114,7 @@ TEST(protocol_request_keys) {
   CHECK(r.stop_ids == std::vector<int32_t>({4, 5}));
   CHECK((r.bias == std::vector<std::pair<int32_t, float>>{{1, -3.5f}, {2, 10.0f}}));
   CHECK_EQ(r.session, "a.B_-1");
-  CHECK(r.report_logprobs && r.logprobs == 3 && !r.slide && !r.mask);
+  CHECK(r.report_logprobs && r.logprobs == 3 && !r.slide && !r.mask && r.report_buckets);
   CHECK(r.ids == std::vector<int32_t>({1, 2}));
 }
 

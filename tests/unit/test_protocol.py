@@ -44,10 +44,10 @@ def test_the_plain_line_is_the_seeds_own() -> None:
 
 def test_every_field() -> None:
     sampling = Sampling(0.5, 0.9, 40, 0.05, 1.1, 0.2, 0.3, 7)
-    request = Generate([1], 2, sampling, [9, 8], {5: -1.5, 6: 2}, "s1", 0, False)
+    request = Generate([1], 2, sampling, [9, 8], {5: -1.5, 6: 2}, "s1", 0, False, buckets=True)
     assert request.line() == (
         "GEN 2 t=0.5 p=0.9 k=40 min_p=0.05 r=1.1 freq=0.2 pres=0.3 seed=7 stop=9,8 bias=5:-1.5,6:2 session=s1 lp=0 "
-        "slide=0 1\n"
+        "slide=0 buckets=1 1\n"
     )
 
 

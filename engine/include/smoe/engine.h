@@ -35,11 +35,6 @@ struct EngineOptions {
 
 using Log = std::function<void(const std::string&)>;
 
-// Where a token's time went, milliseconds, summed over a request.
-struct Buckets {
-  double attention = 0, router = 0, expert_compute = 0, expert_wait = 0, head = 0, sampler = 0, other = 0;
-};
-
 class Engine {
  public:
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options, Log log);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,7 @@ struct Request {
   bool report_logprobs = false;
   bool slide = true;  // false: a prompt over the window is ctx_overflow
   bool mask = false;  // constrained decoding through Events::next_mask
+  bool report_buckets = false;
 };
 
 enum class Finish { stop, length, cancel };
@@ -44,11 +46,19 @@ struct Counters {
   uint32_t drafted_tokens = 0, accepted_tokens = 0;  // guesses computed, and those that came true
   double prefill_ms = 0, decode_ms = 0, wait_ms = 0;
   uint64_t hits = 0, misses = 0, read_bytes = 0;
+  uint64_t guessed = 0, guessed_right = 0;  // records read ahead on a guess, and those that were then asked for
+};
+
+// Where a request's time went, milliseconds; together prefill_ms + decode_ms. What waits for experts' reads while
+// nothing is ready to be computed is expert_wait; `other` is norms, embedding, and telling the caller.
+struct Buckets {
+  double attention = 0, router = 0, expert_compute = 0, expert_wait = 0, head = 0, sampler = 0, other = 0;
 };
 
 struct Outcome {
   Finish finish = Finish::stop;
   Counters counters;
+  std::optional<Buckets> buckets;  // with Request::report_buckets
 };
 
 }  // namespace smoe
