@@ -3,8 +3,8 @@
 
     scripts/bench_policies.py --vault vault/sparse.smoe --text prose=FILE --text code=FILE ... --out DIR
 
-Each text is run once: its first ids as a prompt, the rest one at a time as decoding does it, and the routing is recorded
-with --trace. Every policy at every size is then a replay of that trace by the live cache's own code, so its hits are
+Each text is run once: its first ids as a prompt, the rest one at a time as decoding does it, and the routing is
+recorded with --trace. Every policy at every size is then a replay of that trace by the live cache's own code, so its hits are
 those an engine would have had. "mixed" is all texts one after the other through one cache, a person changing the
 subject. The first quarter of the fetches warms the cache and is not counted. Counted are decode steps.
 
@@ -35,7 +35,7 @@ Hits = dict[str, dict[str, list[float]]]  # text -> policy -> hit rate by share
 
 def record(vault: Path, texts: list[list[int]], trace: Path) -> dict[str, Any]:
     """Runs ``texts`` one after the other through one engine; returns what the trace says of itself."""
-    engine = _core.Engine(str(vault), ctx=4096, trace=str(trace))
+    engine = _core.Engine(str(vault), ctx=4096, spec=0, trace=str(trace))
     for ids in texts:
         engine.reset()
         engine.logits(ids, PROMPT)
@@ -61,11 +61,15 @@ def mean_over_texts(hits: Hits) -> dict[str, list[float]]:
 
 def table(rows: dict[str, list[float]]) -> list[str]:
     """Hit rates in per cent; the best of a column but the bound is bold. The last column is the mean over the sizes."""
-    lines = ["| policy | " + " | ".join(f"{share:.0%}" for share in SHARES) + " | mean |", "|---" * (len(SHARES) + 2) + "|"]
+    heading = " | ".join(f"{share:.0%}" for share in SHARES)
+    lines = [f"| policy | {heading} | mean |", "|---" * (len(SHARES) + 2) + "|"]
     columns = {name: [*values, statistics.mean(values)] for name, values in rows.items()}
     best = [max(columns[n][i] for n in columns if n != "optimal") for i in range(len(SHARES) + 1)]
     for name, values in columns.items():
-        cells = [f"**{v * 100:.1f}**" if name != "optimal" and v == b else f"{v * 100:.1f}" for v, b in zip(values, best, strict=True)]
+        cells = [
+            f"**{value * 100:.1f}**" if name != "optimal" and value == top else f"{value * 100:.1f}"
+            for value, top in zip(values, best, strict=True)
+        ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
@@ -77,8 +81,8 @@ def report(result: dict[str, Any]) -> str:
         f"{result['experts'][0]} experts, top-{result['top_k'][0]}; {sum(result['experts'])} records, "
         f"{sum(result['top_k'])} asked for a token ({sum(result['top_k']) / sum(result['experts']):.0%})",
         f"- texts: {', '.join(f'{name} ({steps} decode steps)' for name, steps in result['steps'].items())}",
-        "- hit rate of decode steps in per cent, by the share of all experts that the cache holds; the first quarter of "
-        "each trace is not counted",
+        "- hit rate of decode steps in per cent, by the share of all experts that the cache holds; the first quarter "
+        "of each trace is not counted",
         "- `optimal` is the clairvoyant bound",
         "",
         "## Mean over the texts",

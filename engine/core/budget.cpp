@@ -90,7 +90,8 @@ Result<BudgetAnswer> choose_budget(const BudgetQuestion& q) {
   if (a.slots < q.records_per_token) {
     a.warnings.push_back("the cache holds " + std::to_string(a.slots) + " experts and one token asks for " +
                          std::to_string(q.records_per_token) +
-                         ": by the time an expert is needed again it has been evicted, so about 0% are hits");
+                         ": most are read anew for each token; what is used most stays, under --cache-policy lru "
+                         "nothing would and about 0% were hits");
   }
   return a;
 }

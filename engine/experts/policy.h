@@ -51,7 +51,7 @@ class Policy {
 // choose. Errors: Code::usage listing the names.
 Result<std::unique_ptr<Policy>> make_policy(std::string_view name, const ExpertTable& table);
 const std::vector<std::string>& policy_names();
-inline constexpr const char* kDefaultPolicy = "lru";
+inline constexpr const char* kDefaultPolicy = "decayed";  // the winner: LEARNED.md, 2026-11-30-cache-policies
 
 // For policies.cpp. `number` is 0 where none was given.
 std::unique_ptr<Policy> make_lru(const ExpertTable& table, uint32_t number);

@@ -133,7 +133,7 @@ TEST(plan_automatic_budget_by_size_of_the_machine) {
   CHECK_EQ(answer->budget_bytes, q.floor_bytes);
   CHECK_EQ(answer->slots, 32u);
   CHECK(warns(answer->warnings, "only the floor fits"));
-  CHECK(warns(answer->warnings, "0% are hits"));
+  CHECK(warns(answer->warnings, "about 0% were hits"));
   CHECK(!warns(answer->warnings, "is above"));
   q.ceiling_bytes = q.floor_bytes - 1;
   CHECK(warns(choose_budget(q)->warnings, "is above"));

@@ -47,12 +47,12 @@ def test_g8_any_policy_gives_the_same_text_and_its_replay_the_same_counts(
 
 
 def test_a_trace_says_what_another_policy_or_size_would_do(streamed: Path, tmp_path: Path) -> None:
-    """One run is recorded; the others are run and compared with what was foretold."""
+    """One run is recorded; the others are run and compared with what was foretold. Guesses belong to one run only."""
     trace = tmp_path / "trace"
-    with running(streamed, ctx=256, ring=40, trace=str(trace)) as run:
+    with running(streamed, ctx=256, ring=40, spec=0, trace=str(trace)) as run:
         run.generate(PROMPT, GEN)
     for policy, slots in (("decayed", 40), ("lfru", 90), ("lru", 200)):
-        with running(streamed, ctx=256, ring=slots, cache_policy=policy) as run:
+        with running(streamed, ctx=256, ring=slots, spec=0, cache_policy=policy) as run:
             counters = run.generate(PROMPT, GEN)[1]
         foretold = _core.replay(str(trace), policy, slots)
         assert (foretold["hits"], foretold["misses"]) == (counters["hits"], counters["misses"])

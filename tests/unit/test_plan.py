@@ -96,7 +96,7 @@ def test_a_cache_below_one_token_says_so(tmp_path: Path) -> None:
     source = FakeCheckpoint(config_of("qwen3_moe")).write(tmp_path / "checkpoint")
     write_tokenizer(source)
     convert(prepare(Options(source, tmp_path, name="tiny", quant="q8"), Quiet()), Quiet())
-    assert any("about 0% are hits" in warning for warning in make(tmp_path, ring=5)["warnings"])
+    assert any("about 0% were hits" in warning for warning in make(tmp_path, ring=5)["warnings"])
     assert make(tmp_path, ring=6)["warnings"] == []
 
 
