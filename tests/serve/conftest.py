@@ -28,6 +28,16 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngineFiles:
     return files
 
 
+@pytest.fixture(scope="module")
+def still(shell: Path) -> Iterator[Running]:
+    """A server for requests that must not reach an engine: there is none to be started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMOE_ENGINE", "/no/such/engine")
+        running = serving.run(serving.request(shell))
+        yield running
+        running.stop()
+
+
 @pytest.fixture
 def start(shell: Path) -> Iterator[Callable[..., Running]]:
     """``start(folder=..., queue=..., ping_s=...)``: a server that answers, stopped at the end."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +53,20 @@ class ShellVault(TinyVault):
         return folder / f"{stem}.smoe"
 
 
+class Leaver:
+    """A client that asks and goes away without a word, as a killed process does."""
+
+    def __init__(self, base: str, path: str, content: dict[str, Any]) -> None:
+        host, _, port = base.removeprefix("http://").partition(":")
+        body = json.dumps(content).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
 @dataclass
 class Running:
     """``base`` is its address; the application's own objects are there to be looked at."""
@@ -93,6 +108,7 @@ def run(request: ServeRequest, **service: Any) -> Running:
     prepared = prepare(request)
     for name, value in service.items():
         setattr(prepared.service, name, value)
+    _ = prepared.service.fleet.first.template  # as smoe serve does before it listens
     sock = listen(request.host, request.port)
     server = Server(config(build(prepared.service, prepared.rules)), prepared.service)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
