@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,11 +108,13 @@ class EngineProcess:
         self._give_up_at = None
         refused = self._count_refused()
         self._send(line)
+        messages: Iterator[Message] = iter(())
         try:
             if masks is not None:
                 self._send(mask_line(masks.mask()))
             while not parser.finished:
-                for message in parser.feed(self._read()):
+                messages = parser.feed(self._read())
+                for message in messages:
                     if masks is not None and isinstance(message, Token):
                         masks.accept(message.id)  # the last mask answers no step, and is dropped
                         self._send(mask_line(masks.mask()))
@@ -123,13 +125,16 @@ class EngineProcess:
         except EngineError:
             raise
         except BaseException:  # closed by the caller, or no mask could be made
-            self._drain(parser)
+            self._drain(parser, messages)
             raise
 
-    def _drain(self, parser: ReplyParser) -> None:
-        """Cancel, and wait for the engine to be idle."""
+    def _drain(self, parser: ReplyParser, messages: Iterator[Message]) -> None:
+        """Cancel, and wait for the engine to be idle. ``messages`` are those already read, the last one perhaps among
+        them."""
         self.cancel()
         with contextlib.suppress(EngineError):
+            for _ in messages:
+                pass
             while not parser.finished:
                 for _ in parser.feed(self._read()):
                     pass

@@ -1,8 +1,8 @@
 """Rotary embeddings resolved into numbers: inverse frequencies (float32) and the scale of cos and sin.
 
 The formulas are those of the reference implementation (transformers, ``modeling_rope_utils``), in float32 as there.
-Types: default, linear, dynamic (up to the original length, where it equals default; or with a fixed alpha), yarn, llama3,
-longrope (two sets of frequencies: an engine whose window is longer than the original length uses the second).
+Types: default, linear, dynamic (up to the original length, where it equals default; or with a fixed alpha), yarn,
+llama3, longrope (two sets of frequencies: an engine whose window is longer than the original length uses the second).
 """
 
 from __future__ import annotations

@@ -4,25 +4,20 @@ numbers. No family name appears in code.
 
 Keys of a family file:
 
-    name, model_types, architectures   how a checkpoint is recognised
-    base                               the family whose tables this one starts from; what it states itself comes on top
-    chat_template                      file in chat_templates/ for checkpoints that ship none (optional)
-    [config]     our name = "config key", or { key = "k" | ["k1", "k2"], default = v | default_from = "rule", null = v };
-                 "" takes back what the base has
-    [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head),
-                 partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention)
-    [norm]       kind = rms | layer, place = before | after | both
-    [attention]  block, qk_norm, norm_after_rope, bias (parts that have one where attention_bias is true), window_rule,
-                 latent_eps
-    [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, shared_gate,
-                 shared_like_experts (the shared width is a number of expert widths)
-    [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is the layer
-    [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}; square_is = out_in | in_out;
-                 each name may be a list of alternatives
-    [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice
-    [refuse]     config key = what it would switch on that no block does
-    [require]    config key = the one value (or absent) that the blocks compute
-"""
+    name, model_types, architectures   how a checkpoint is recognised base                               the family
+    whose tables this one starts from; what it states itself comes on top chat_template                      file in
+    chat_templates/ for checkpoints that ship none (optional) [config]     our name = "config key", or { key = "k" |
+    ["k1", "k2"], default = v | default_from = "rule", null = v }; "" takes back what the base has [rope]
+    theta_default (only where the family has a documented one), partial (it may rotate part of a head),
+    partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention) [norm]
+    kind = rms | layer, place = before | after | both [attention]  block, qk_norm, norm_after_rope, bias (parts that
+    have one where attention_bias is true), window_rule, latent_eps [moe]        normalize (where it is not a config
+    key), scores, correction, group_score, norm_floor, shared_gate, shared_like_experts (the shared width is a number
+    of expert widths) [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part"
+    }; {L} is the layer [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}; square_is =
+    out_in | in_out; each name may be a list of alternatives [skip]       ignore: tensors without a function; optional:
+    tensors that may be left out, with a notice [refuse]     config key = what it would switch on that no block does
+    [require]    config key = the one value (or absent) that the blocks compute """
 
 from __future__ import annotations
 
@@ -99,7 +94,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Experts:
-    """Names of the routed experts' matrices, per expert and fused over all experts of a layer; alternatives in order."""
+    """Names of the routed experts' matrices, per expert and fused over all experts of a layer; alternatives in
+    order."""
 
     gate: tuple[str, ...] = ()
     up: tuple[str, ...] = ()

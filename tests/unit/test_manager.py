@@ -308,3 +308,26 @@ def test_no_process_is_left_behind(fake: FakeEngineFiles) -> None:
 
 def test_a_manager_can_be_stopped_before_it_started() -> None:
     EngineManager(manager().spec).stop()
+
+
+def test_a_consumer_that_leaves_when_the_end_has_been_read_already(
+    fake: FakeEngineFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last word lies in the same piece of output as the word at which the consumer leaves."""
+    fake.write([[10, 11], [12]])
+    read = EngineProcess._read
+
+    def read_whole_replies(process: EngineProcess) -> bytes:
+        data = read(process)
+        while b"prompt=" in data and b">>" not in data:
+            data += read(process)
+        return data
+
+    with manager() as engine:
+        monkeypatch.setattr(EngineProcess, "_read", read_whole_replies)
+        replies = engine.generate(REQUEST)
+        assert next(iter(replies)) == Began(3, 0)
+        began = time.monotonic()
+        replies.close()  # type: ignore[attr-defined]
+        assert time.monotonic() - began < 5
+        assert tokens(list(engine.generate(REQUEST))) == [12]
