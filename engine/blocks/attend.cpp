@@ -23,6 +23,7 @@ struct TileState {
 };
 
 void decode_tile(const Compute& c, const KvLayer& kv, const uint8_t* src, size_t n, float* dst) {
+  if (kv.type == KvType::q8) return c.kernels->kv8_to_f32_row(src, n * kv.head_dim, dst);
   c.kernels->f16_to_f32_row(reinterpret_cast<const uint16_t*>(src), n * kv.head_dim, dst);
 }
 
@@ -52,7 +53,8 @@ void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0,
   std::fill_n(t.sum, n * heads, 0.0f);
   const auto oldest = [&](uint64_t p) { return p + 1 > s.kv.window ? p + 1 - s.kv.window : 0; };
   const uint64_t first = s.position + r0, last = first + n - 1;
-  const bool share = n * heads >= 4 && !s.kv.f32;  // decoding a tile pays when several queries read it
+  // Decoding a tile pays when several queries read it; 8-bit rows are read no other way.
+  const bool share = s.kv.type == KvType::q8 || (n * heads >= 4 && !s.kv.f32());
   const bool same = s.kv.keys == s.kv.values;
   for (uint64_t tile = oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
     const uint64_t lo = std::max(tile, oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
@@ -69,8 +71,8 @@ void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0,
           share ? static_cast<const void*>(shared_values + (from - lo) * dim) : s.kv.value(kv_head, from);
       for (size_t g = 0; g < heads; ++g) {
         const size_t state = i * heads + g;
-        fold(c, s.q + (r0 + i) * stride + (h0 + g) * dim, keys, values, share || s.kv.f32, to - from + 1, dim, s.scale,
-             t.scores, t.out + state * dim, t.max + state, t.sum + state);
+        fold(c, s.q + (r0 + i) * stride + (h0 + g) * dim, keys, values, share || s.kv.f32(), to - from + 1, dim,
+             s.scale, t.scores, t.out + state * dim, t.max + state, t.sum + state);
       }
     }
   }
@@ -113,8 +115,10 @@ void rotate(float* head, const float* cos, const float* sin, size_t half, bool i
 }
 
 void store_row(const Compute& c, const KvLayer& kv, const float* row, uint8_t* to) {
-  if (kv.f32) {
+  if (kv.f32()) {
     std::memcpy(to, row, kv.head_dim * sizeof(float));
+  } else if (kv.type == KvType::q8) {
+    c.kernels->f32_to_kv8_row(row, kv.head_dim, to);
   } else {
     c.kernels->f32_to_f16_row(row, kv.head_dim, reinterpret_cast<uint16_t*>(to));
   }

@@ -5,16 +5,26 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/kernels.h"
+#include "smoe/plan.h"
+
 namespace smoe {
 
+// Bytes of one row of `dim` values; dim is a multiple of 32 for q8.
+inline size_t kv_row_bytes(KvType type, size_t dim) {
+  if (type == KvType::q8) return dim / Kv8Block::kValues * sizeof(Kv8Block);
+  return dim * (type == KvType::f32 ? sizeof(float) : sizeof(uint16_t));
+}
+
 struct KvLayer {
-  uint8_t* keys = nullptr;    // [kv_heads, capacity, head_dim] of f16, or f32 in the float mode
+  uint8_t* keys = nullptr;    // [kv_heads, capacity, head_dim] as `type` says: f32 in the float mode
   uint8_t* values = nullptr;  // the keys themselves where a block caches one row for both
   size_t capacity = 0, head_dim = 0;
   size_t window = 0;  // positions a query sees, itself included
-  bool f32 = false;
+  KvType type = KvType::f16;
 
-  size_t row_bytes() const { return head_dim * (f32 ? 4 : 2); }
+  bool f32() const { return type == KvType::f32; }
+  size_t row_bytes() const { return kv_row_bytes(type, head_dim); }
   uint8_t* key(size_t head, uint64_t position) const { return keys + at(head, position); }
   uint8_t* value(size_t head, uint64_t position) const { return values + at(head, position); }
 

@@ -16,8 +16,7 @@ size_t capacity_of(const AttentionSpec& a, uint32_t ctx, uint32_t chunk) {
 
 // Of the keys; the values take as much again, unless they are the keys.
 uint64_t key_bytes(const AttentionSpec& a, uint32_t ctx, uint32_t chunk, KvType type) {
-  const uint64_t element = type == KvType::f32 ? 4 : 2;
-  return (uint64_t{a.kv_heads} * capacity_of(a, ctx, chunk) * a.head_dim * element + 63) / 64 * 64;
+  return (uint64_t{a.kv_heads} * capacity_of(a, ctx, chunk) * kv_row_bytes(type, a.head_dim) + 63) / 64 * 64;
 }
 
 }  // namespace
@@ -42,7 +41,7 @@ Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t
     uint8_t* values = a.shares_values() ? keys : at;
     if (!a.shares_values()) at += key_bytes(a, ctx, chunk, type);
     state.layers_.push_back(
-        {keys, values, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type == KvType::f32});
+        {keys, values, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type});
   }
   return state;
 }

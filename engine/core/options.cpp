@@ -119,9 +119,9 @@ constexpr Flag kFlags[] = {
     {"--isa", "NAME", "kernels: auto, or one of those this CPU has",
      [](Text v, Launch* l) { return set_text(v, &l->engine.isa); }},
     {"--activations", "int8|float", "arithmetic of matrix products; float is the reference", set_activations},
-    {"--kv", "f16|f32", "storage of keys and values",
+    {"--kv", "f16|q8|f32", "storage of keys and values",
      [](Text v, Launch* l) {
-       return choose<KvType>(v, {{"f16", KvType::f16}, {"f32", KvType::f32}}, &l->engine.plan.kv);
+       return choose<KvType>(v, {{"f16", KvType::f16}, {"q8", KvType::q8}, {"f32", KvType::f32}}, &l->engine.plan.kv);
      }},
     {"--experts-per-token", "N", "fewer experts than the model's own: faster, less exact",
      [](Text v, Launch* l) { return number(v, 1u, ~0u, &l->engine.plan.experts_per_token); }},

@@ -9,6 +9,13 @@ namespace smoe {
 Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options, const std::string& ledger, bool reserve) {
   if (options->threads == 0) options->threads = usable_threads();
   if (options->float_activations) options->kv = KvType::f32;
+  if (options->kv == KvType::q8)
+    for (const LayerSpec& layer : model.layers)
+      if (layer.attention.head_dim % 32 != 0)
+        return Status(
+            Code::usage,
+            "--kv q8 needs heads that 32 divides, and this model's are of " + std::to_string(layer.attention.head_dim),
+            "use --kv f16");
   SMOE_ASSIGN(MachineMemory machine, read_machine_memory());
   // Locked until the budget stands in it: of two engines that start at once, the second must see the first's.
   std::optional<Ledger> book;

@@ -205,10 +205,35 @@ void f16_to_f32_row(const uint16_t* x, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = f16_to_f32(x[i]);
 }
 
+// Rounded to nearest, ties to even. A block that is all zero, or not finite, has no levels.
+int8_t kv8_level(float x, float scale) {
+  if (!(scale > 0) || !std::isfinite(scale)) return 0;
+  return static_cast<int8_t>(std::clamp(std::nearbyint(x / scale), -127.0f, 127.0f));
+}
+
+void f32_to_kv8_row(const float* x, size_t n, uint8_t* out) {
+  for (auto* block = reinterpret_cast<Kv8Block*>(out); n > 0; n -= Kv8Block::kValues, x += Kv8Block::kValues, ++block) {
+    float most = 0;
+    for (size_t i = 0; i < Kv8Block::kValues; ++i) most = std::max(most, std::fabs(x[i]));
+    block->scale = f32_to_f16(most / 127.0f);
+    const float scale = f16_to_f32(block->scale);
+    for (size_t i = 0; i < Kv8Block::kValues; ++i) block->level[i] = kv8_level(x[i], scale);
+  }
+}
+
+void kv8_to_f32_row(const uint8_t* x, size_t n, float* out) {
+  const auto* block = reinterpret_cast<const Kv8Block*>(x);
+  for (size_t k = 0; k < n; k += Kv8Block::kValues, ++block) {
+    const float scale = f16_to_f32(block->scale);
+    for (size_t i = 0; i < Kv8Block::kValues; ++i) out[k + i] = static_cast<float>(block->level[i]) * scale;
+  }
+}
+
 bool always() { return true; }
 
-constexpr Kernels kScalar = {"scalar",    0,        always,   quantize_act, matmul_q8, matmul_f32,     attn_scores,
-                             attn_values, rms_norm, silu_mul, exp_sum,      max_value, f32_to_f16_row, f16_to_f32_row};
+constexpr Kernels kScalar = {
+    "scalar", 0,        always,  quantize_act, matmul_q8,      matmul_f32,     attn_scores,    attn_values,
+    rms_norm, silu_mul, exp_sum, max_value,    f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row, kv8_to_f32_row};
 const RegisterKernels registration(&kScalar);
 
 }  // namespace

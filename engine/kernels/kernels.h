@@ -61,6 +61,17 @@ struct Kernels {
   float (*max_value)(const float* x, size_t n);
   void (*f32_to_f16_row)(const float* x, size_t n, uint16_t* out);
   void (*f16_to_f32_row)(const uint16_t* x, size_t n, float* out);
+  // Keys and values in 8 bits: n values, a multiple of 32, as blocks of an f16 scale and 32 signed levels (Kv8Block).
+  // The same bytes and floats on every ISA.
+  void (*f32_to_kv8_row)(const float* x, size_t n, uint8_t* out);
+  void (*kv8_to_f32_row)(const uint8_t* x, size_t n, float* out);
+};
+
+// 32 values: level * scale, scale = max |x| / 127 rounded to f16. 34 bytes, no padding.
+struct Kv8Block {
+  static constexpr size_t kValues = 32;
+  uint16_t scale;
+  int8_t level[kValues];
 };
 
 // Kernel files register themselves: static const RegisterKernels r(&table); placed after their target region closes.

@@ -221,6 +221,31 @@ inline float quantize_block(const float* x, size_t n, int8_t* q, int32_t* sums) 
   return d;
 }
 
+// ---- keys and values in 8 bits ----
+
+void f32_to_kv8_row(const float* x, size_t n, uint8_t* out) {
+  auto* block = reinterpret_cast<Kv8Block*>(out);
+  for (size_t k = 0; k < n; k += Kv8Block::kValues, ++block) {
+    block->scale = f32_to_f16(std::bit_cast<float>(largest_bits(x + k, Kv8Block::kValues)) / 127.0f);
+    const float scale = f16_to_f32(block->scale);
+    if (!(scale > 0) || !std::isfinite(scale)) {
+      std::memset(block->level, 0, sizeof(block->level));
+      continue;
+    }
+    const F divisor = set(scale);
+    for (size_t i = 0; i < Kv8Block::kValues; i += kLanes) quantize_16(x + k + i, divisor, block->level + i);
+  }
+}
+
+void kv8_to_f32_row(const uint8_t* x, size_t n, float* out) {
+  const auto* block = reinterpret_cast<const Kv8Block*>(x);
+  for (size_t k = 0; k < n; k += Kv8Block::kValues, ++block) {
+    const F scale = set(f16_to_f32(block->scale));
+    for (size_t i = 0; i < Kv8Block::kValues; i += kLanes)
+      store(out + k + i, mul(to_float(widen_i8(block->level + i)), scale));
+  }
+}
+
 inline void quantize_32(const float* x, size_t cols, Act32* out) {
   for (size_t k = 0; k < cols; k += 32, ++out) {
     int32_t sums[2];

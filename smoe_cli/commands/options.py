@@ -43,6 +43,7 @@ class Activations(StrEnum):
 
 class Kv(StrEnum):
     f16 = "f16"
+    q8 = "q8"
     f32 = "f32"
 
 

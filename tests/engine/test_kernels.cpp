@@ -517,6 +517,42 @@ TEST(kernels_f16_row_same_bits) {
   }
 }
 
+TEST(kernels_kv8_row_is_within_half_a_level_and_the_same_everywhere) {
+  std::vector<float> x = random_floats(320, 5);
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(1.0f, static_cast<int>(i / 32) - 4);
+  std::fill_n(x.begin() + 64, 32, 0.0f);
+  x[100] = NAN;
+  x[130] = INFINITY;
+  std::fill_n(x.begin() + 160, 32, 1e-12f);  // the scale is nothing in f16
+  const size_t bytes = x.size() / Kv8Block::kValues * sizeof(Kv8Block);
+  std::vector<uint8_t> expected(bytes);
+  scalar_kernels().f32_to_kv8_row(x.data(), x.size(), expected.data());
+  std::vector<float> back(x.size());
+  scalar_kernels().kv8_to_f32_row(expected.data(), x.size(), back.data());
+  for (size_t b = 0; b < x.size(); b += 32) {
+    if (b == 64 || b == 96 || b == 128 || b == 160) {
+      for (size_t i = b; i < b + 32; ++i) CHECK_EQ(b == 96 || b == 128 ? 0.0f : back[i], 0.0f);
+      continue;
+    }
+    float most = 0;
+    for (size_t i = b; i < b + 32; ++i) most = std::max(most, std::fabs(x[i]));
+    for (size_t i = b; i < b + 32; ++i) CHECK(std::fabs(back[i] - x[i]) <= most / 127 * 0.51f);
+  }
+  for (const Kernels* k : all_kernels()) {
+    if (!k->supported()) continue;
+    std::vector<uint8_t> out(bytes + 1, 7);
+    k->f32_to_kv8_row(x.data(), x.size(), out.data());
+    CHECK_EQ(out[bytes], 7);
+    std::vector<float> decoded(x.size());
+    k->kv8_to_f32_row(out.data(), x.size(), decoded.data());
+    for (size_t b = 0; b < x.size(); b += 32) {
+      if (b == 96 || b == 128) continue;  // not finite: whatever it is, it is not read as a number
+      CHECK(std::memcmp(&out[b / 32 * sizeof(Kv8Block)], &expected[b / 32 * sizeof(Kv8Block)], sizeof(Kv8Block)) == 0);
+      CHECK(std::memcmp(&decoded[b], &back[b], 32 * sizeof(float)) == 0);
+    }
+  }
+}
+
 TEST(kernels_f16_row_comes_back) {
   std::vector<uint16_t> x(65536);  // every half there is
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(i);

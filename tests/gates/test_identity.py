@@ -37,6 +37,12 @@ def windowed(tiny_vault: Callable[..., tuple[Path, Path]]) -> Path:
     return tiny_vault("mistral", "q8_0", seed=12, sliding_window=24)[1]
 
 
+@pytest.fixture(scope="module")
+def even(tiny_vault: Callable[..., tuple[Path, Path]]) -> Path:
+    """With heads that 32 divides, as 8-bit keys and values need them."""
+    return tiny_vault("qwen3_moe", "q8_0", seed=13, head_dim=64)[1]
+
+
 def engine(path: Path, **options: Any) -> Any:
     return _core.Engine(str(path), **{"ctx": 512, "threads": 2, **options})
 
@@ -97,19 +103,36 @@ def test_g7_chunks(vault: Path, isa: str, truth: np.ndarray, chunk: int, prefill
     assert (np.asarray(engine(vault, isa=isa, chunk=chunk).logits(ids_of(150), prefill=prefill)) == truth).all()
 
 
+def test_g5_g7_with_8_bit_keys_and_values(even: Path, vault: Path, isa: str) -> None:
+    with pytest.raises(_core.CoreError, match="heads"):
+        engine(vault, kv="q8")
+    whole = np.asarray(engine(even, isa=isa, threads=1, kv="q8").logits(ids_of(150)))
+    for chunk, prefill, threads in ((32, 150, 2), (64, 63, 1), (512, 0, 3)):
+        got = engine(even, isa=isa, chunk=chunk, threads=threads, ring=2 * TOP_K, kv="q8").logits(
+            ids_of(150), prefill=prefill
+        )
+        assert (np.asarray(got) == whole).all()
+
+
+def test_8_bit_keys_and_values_are_close_to_16_bit_ones(windowed: Path, isa: str) -> None:
+    """Where no router can tip over."""
+    q8, f16 = (np.asarray(engine(windowed, isa=isa, kv=kv).logits(ids_of(150))) for kv in ("q8", "f16"))
+    assert 0 < np.linalg.norm(q8 - f16) < 0.03 * np.linalg.norm(f16)
+
+
 def greedy(e: Any, ids: list[int], count: int, **more: Any) -> tuple[list[int], dict[str, Any]]:
     out, outcome = e.generate(ids, count, temperature=0.0, **more)
     return list(out), dict(outcome)
 
 
-@pytest.mark.parametrize("which", ["vault", "windowed"])
-def test_g6_warm_equals_cold(which: str, isa: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("which", "kv"), [("vault", "f16"), ("windowed", "f16"), ("even", "q8"), ("windowed", "q8")])
+def test_g6_warm_equals_cold(which: str, kv: str, isa: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(which)
-    warm = engine(path, isa=isa, ctx=128, chunk=32)
+    warm = engine(path, isa=isa, ctx=128, chunk=32, kv=kv)
 
     def both(ids: list[int], count: int = 12, expect_cached: int | None = None) -> list[int]:
         got, outcome = greedy(warm, ids, count)
-        assert got == greedy(engine(path, isa=isa, ctx=128, chunk=32), ids, count)[0]
+        assert got == greedy(engine(path, isa=isa, ctx=128, chunk=32, kv=kv), ids, count)[0]
         if expect_cached is not None:
             assert outcome["cached_tokens"] == expect_cached
         return got

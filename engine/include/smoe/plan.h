@@ -23,7 +23,7 @@ struct MachineMemory {
 // Reads /proc and the cgroup tree under `root` ("" = the real one; tests pass a fake tree).
 Result<MachineMemory> read_machine_memory(const std::string& root = "");
 
-enum class KvType : uint8_t { f16, f32 };
+enum class KvType : uint8_t { f16, f32, q8 };  // q8: blocks of 32 values, an f16 scale each
 
 struct PlanOptions {
   uint64_t budget_bytes = 0;  // 0 = automatic
