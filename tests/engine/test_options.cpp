@@ -83,7 +83,7 @@ TEST(options_refusals_name_the_flag) {
                                                                                     {"--ring", "x"},
                                                                                     {"--threads", "1.5"},
                                                                                     {"--io", "mmap"},
-                                                                                    {"--kv", "q8"},
+                                                                                    {"--kv", "q4"},
                                                                                     {"--activations", "int4"},
                                                                                     {"--sessions", "0"},
                                                                                     {"--temperature", "-1"},

@@ -304,7 +304,7 @@ TEST(manifest_refuses) {
       {R"("kv_heads":2)", R"("kv_heads":4)", "attn.k.weight.shape"},
       {R"("head_dim":8)", R"("head_dim":1000000)", "head_dim"},
       {R"("rope":0)", R"("rope":1)", "rope"},
-      {R"("block":"gqa")", R"("block":"mla")", "block"},
+      {R"("block":"gqa")", R"("block":"none")", "block"},
       {R"("block":"ffn")", R"("block":"glu")", "block"},
       {R"("activation":"silu")", R"("activation":"gelu")", "activation"},
       {R"("qk_norm":"head")", R"("qk_norm":"both")", "qk_norm"},

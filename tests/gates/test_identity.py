@@ -114,10 +114,11 @@ def test_g5_g7_with_8_bit_keys_and_values(even: Path, vault: Path, isa: str) -> 
         assert (np.asarray(got) == whole).all()
 
 
-def test_8_bit_keys_and_values_are_close_to_16_bit_ones(windowed: Path, isa: str) -> None:
-    """Where no router can tip over."""
-    q8, f16 = (np.asarray(engine(windowed, isa=isa, kv=kv).logits(ids_of(150))) for kv in ("q8", "f16"))
-    assert 0 < np.linalg.norm(q8 - f16) < 0.03 * np.linalg.norm(f16)
+def test_8_bit_keys_and_values_cost_no_more_than_8_bit_activations(windowed: Path, isa: str) -> None:
+    """Where no router can tip over: twice the distance that int8 activations have from float ones at most."""
+    f16, q8 = (np.asarray(engine(windowed, isa=isa, kv=kv).logits(ids_of(150))) for kv in ("f16", "q8"))
+    exact = np.asarray(engine(windowed, isa=isa, activations="float").logits(ids_of(150)))
+    assert 0 < np.linalg.norm(q8 - f16) < 2 * np.linalg.norm(f16 - exact)
 
 
 def greedy(e: Any, ids: list[int], count: int, **more: Any) -> tuple[list[int], dict[str, Any]]:
