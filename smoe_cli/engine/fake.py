@@ -3,6 +3,7 @@
 ``python -m smoe_cli.engine.fake --script FILE [engine flags, ignored]``. The script is JSON::
 
     {"replies": [[id, ...], ...],   the n-th answered request gets the n-th list, then round again
+     "rules": [{"needle": [id, ...], "reply": [id, ...]}],   before that: the first whose needle is in the prompt
      "token_ms": 1, "prefill_ms": 0, "chunk": 512, "ctx": 4096, "start_ms": 0,
      "start": {"exit": 3, "stderr": "error: ..."}, "notices": ["line for stderr"],
      "faults": [{"reply": 0, "after": 3, "kind": "signal", "signal": "SIGKILL", "times": 1, "stderr": "last words"}]}
@@ -119,8 +120,7 @@ class FakeEngine:
         return ""
 
     def _decode(self, ids: list[int], max_tokens: int) -> str:
-        replies = self.script["replies"]
-        reply = replies[self.state["answered"] % len(replies)]
+        reply = self._reply(ids)
         for made in itertools.count():
             if self._fault(made):
                 return "err"
@@ -170,6 +170,13 @@ class FakeEngine:
         order = [token, token + 1] if token % 2 == 0 else [token - 1, token]
         top = ",".join(f"{one}:{-0.5 - rank}" for rank, one in enumerate(order[: self.logprobs]))
         return f"lp={-0.5 - order.index(token)} " + (f"top={top} " if top else "")
+
+    def _reply(self, ids: list[int]) -> list[int]:
+        for rule in self.script.get("rules", []):
+            if contains(ids, rule["needle"]):
+                return list(rule["reply"])
+        replies = self.script["replies"]
+        return list(replies[self.state["answered"] % len(replies)])
 
     def _fault(self, after: int) -> bool:
         """Do what the script wants to go wrong here; True if the reply ended with an error."""
@@ -221,6 +228,12 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         if left != right:
             return index
     return min(len(a), len(b))
+
+
+def contains(ids: list[int], needle: list[int]) -> bool:
+    size = len(needle)
+    starts = (at for at, token in enumerate(ids) if token == needle[0])
+    return any(ids[at : at + size] == needle for at in starts)
 
 
 def say(text: str) -> None:

@@ -104,13 +104,14 @@ class Running:
         assert not self.thread.is_alive(), "the server does not stop"
 
 
-def run(request: ServeRequest, **service: Any) -> Running:
+def run(request: ServeRequest, wrap: Callable[[Any], Any] = lambda app: app, **service: Any) -> Running:
+    """``wrap`` puts something around the application; ``service`` are attributes to set on the service."""
     prepared = prepare(request)
     for name, value in service.items():
         setattr(prepared.service, name, value)
     _ = prepared.service.fleet.first.template  # as smoe serve does before it listens
     sock = listen(request.host, request.port)
-    server = Server(config(build(prepared.service, prepared.rules)), prepared.service)
+    server = Server(config(wrap(build(prepared.service, prepared.rules))), prepared.service)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()
     assert wait_for(lambda: server.started, 20), "the server does not start"
