@@ -23,6 +23,7 @@ from smoe_cli.errors import SmoeError
 OPEN = ("/health",)
 BODY_BYTES = 32 << 20
 BODY_S = 60.0
+BROWSER_MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")  # a page cannot leave all of these out
 
 
 class Refused(SmoeError):
@@ -86,7 +87,7 @@ class Guarded:
                 await send({"type": "http.response.body", "body": b""})
                 return
             self._check_key(headers, scope["path"])
-            self._check_type(headers, scope)
+            scope = self._check_type(headers, scope)
             receive = await self._limited(headers, receive)
         except Refused as refused:
             await self._refuse(scope["path"], refused)(scope, receive, send)
@@ -115,12 +116,19 @@ class Guarded:
             text = "the API key is wrong" if given else "an API key is required"
             raise Refused(401, text, "send it as Authorization: Bearer KEY", "invalid_api_key")
 
-    def _check_type(self, headers: Headers, scope: Scope) -> None:
+    def _check_type(self, headers: Headers, scope: Scope) -> Scope:
+        """The scope of a request whose body is JSON. Programs that speak Ollama's API leave the type out, or as curl
+        has it; what no browser has sent is then taken for JSON."""
         if scope["method"] not in ("POST", "PUT", "PATCH"):
-            return
+            return scope
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind == "application/json":
+            return scope
+        lax = scope["path"].startswith("/api/") and kind in ("", "application/x-www-form-urlencoded")
+        if not lax or any(mark in headers for mark in BROWSER_MARKS):
             raise Refused(415, "the body must be JSON", "send Content-Type: application/json")
+        others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+        return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
     async def _limited(self, headers: Headers, receive: Receive) -> Receive:
         """The body as one message, read in time and not too large; then whatever comes next."""

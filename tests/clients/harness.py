@@ -1,8 +1,8 @@
 """A server for programs that people use, and a record of what they send to it.
 
 A client is installed from its registry into a folder of its own, with a home of its own, and is told nothing but the
-server's address. Where its prompts are longer than the demo model's window, or it wants tools called, the scripted engine
-answers; else the demo model does.
+server's address. Where its prompts are longer than the demo model's window, or it wants tools called, the scripted
+engine answers; else the demo model does.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def scripted(
-    folder: Path, replies: list[str], rules: dict[str, str] | None = None, **script: Any
-) -> Iterator[Served]:
+def scripted(folder: Path, replies: list[str], rules: dict[str, str] | None = None, **script: Any) -> Iterator[Served]:
     """The scripted engine behind a real tokenizer and template. ``rules``: a word of the prompt -> the reply to it."""
     files = FakeEngineFiles(folder / "engine")
     made = [{"needle": ids(word), "reply": ids(reply)} for word, reply in (rules or {}).items()]

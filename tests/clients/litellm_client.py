@@ -29,7 +29,8 @@ for model, where in routes.items():
                     whole.usage.prompt_tokens, whole.usage.completion_tokens]
 
 async def several():
-    one = lambda n: litellm.acompletion(model="openai/demo", messages=ask, temperature=0, max_tokens=n, **routes["openai/demo"])
+    where = routes["openai/demo"]
+    one = lambda n: litellm.acompletion(model="openai/demo", messages=ask, temperature=0, max_tokens=n, **where)
     return [r.choices[0].finish_reason for r in await asyncio.gather(*map(one, (2, 20, 2, 20)))]
 
 found["several"] = asyncio.run(several())
