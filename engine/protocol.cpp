@@ -256,17 +256,10 @@ void append_progress(std::string* out, uint32_t done, uint32_t total) {
   *out += ' ';
 }
 
-void append_logprob(std::string* out, float logprob) {
+void append_logprobs(std::string* out, const TokenEvent& token) {
   *out += "lp=";
-  append_number(out, logprob);
+  append_number(out, token.logprob);
   *out += ' ';
-}
-
-void append_token(std::string* out, const TokenEvent& token, const Request& request) {
-  append_number(out, token.id);
-  *out += ' ';
-  if (!request.report_logprobs) return;
-  append_logprob(out, token.logprob);
   for (size_t i = 0; i < token.top.size(); ++i) {
     *out += i ? "," : "top=";
     append_number(out, token.top[i].first);
@@ -274,6 +267,12 @@ void append_token(std::string* out, const TokenEvent& token, const Request& requ
     append_number(out, token.top[i].second);
   }
   if (!token.top.empty()) *out += ' ';
+}
+
+void append_token(std::string* out, const TokenEvent& token, const Request& request) {
+  append_number(out, token.id);
+  *out += ' ';
+  if (request.report_logprobs) append_logprobs(out, token);
 }
 
 void append_buckets(std::string* out, const Buckets& b) {

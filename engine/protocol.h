@@ -19,8 +19,8 @@
 //          With lp=K each id is followed by lp=<float> and, for K > 0, top=id:lp,... best first: natural logarithms of
 //          the distribution before sampling touched it. The id that ends a reply (EOS, stop=) is neither printed nor
 //          evaluated.
-//   SCORE  pre=done/total ...  lp=<float> for ids 1 .. n-1  gen=0 prefill_ms= <<DONE>>
-//          If cancelled: fin=cancel <<DONE>>.
+//   SCORE  pre=done/total ...  lp=<float> for ids 1 .. n-1, with lp=K above 0 each followed by top=id:lp,... as in GEN
+//          gen=0 prefill_ms= <<DONE>>. If cancelled: fin=cancel <<DONE>>.
 //   RESET  <<DONE>>
 //   INFO   one line of JSON, nothing else
 //   CANCEL nothing: it ends the oldest request that has no complete reply yet; when idle it does nothing
@@ -68,7 +68,7 @@ std::string wire_error(const Status& status);
 void append_begin(std::string* out, uint32_t prompt_tokens, uint32_t cached_tokens);
 void append_progress(std::string* out, uint32_t done, uint32_t total);
 void append_token(std::string* out, const TokenEvent& token, const Request& request);
-void append_logprob(std::string* out, float logprob);
+void append_logprobs(std::string* out, const TokenEvent& token);
 void append_buckets(std::string* out, const Buckets& buckets);  // milliseconds, name_ms=
 void append_outcome(std::string* out, const Outcome& outcome);  // counters and fin=, without the sentinel
 

@@ -179,13 +179,13 @@ Status generate(Engine& engine, const Request& request, Reply& reply, const Serv
 
 Status score(Engine& engine, const Request& request, Reply& reply) {
   const auto start = std::chrono::steady_clock::now();
-  const Result<std::vector<float>> result = engine.score(request.ids, reply);
+  const Result<std::vector<TokenEvent>> result = engine.score(request.ids, request.logprobs, reply);
   if (result.status().code() == Code::cancelled) {
     reply.words += "fin=cancel ";
     return Status::ok();
   }
   SMOE_TRY(result.status());
-  for (float logprob : result.value()) append_logprob(&reply.words, logprob);
+  for (const TokenEvent& token : result.value()) append_logprobs(&reply.words, token);
   reply.words += "gen=0 prefill_ms=";
   append_fixed(&reply.words,
                std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count(), 3);

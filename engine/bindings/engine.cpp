@@ -101,7 +101,9 @@ class PyEngine {
 
   py::array_t<float> score(const std::vector<int32_t>& ids) {
     Collector events;
-    std::vector<float> logprobs = check(unlocked([&] { return engine_->score(ids, events); }));
+    std::vector<float> logprobs;
+    for (const TokenEvent& token : check(unlocked([&] { return engine_->score(ids, 0, events); })))
+      logprobs.push_back(token.logprob);
     const auto count = static_cast<py::ssize_t>(logprobs.size());
     return array(std::move(logprobs), {count});
   }

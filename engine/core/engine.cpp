@@ -23,6 +23,18 @@ double ms_since(Clock::time_point start) {
 
 Status wire_error(const char* name, std::string hint = {}) { return {Code::usage, name, std::move(hint)}; }
 
+// The `count` ids with the largest logits, best first; of equals the lower id.
+std::vector<int32_t> most_likely(const float* logits, uint32_t vocab, uint32_t count) {
+  const auto better = [&](int32_t a, int32_t b) { return logits[a] > logits[b]; };
+  std::vector<int32_t> best;
+  for (int32_t id = 0; count && id < static_cast<int32_t>(vocab); ++id) {
+    if (best.size() == count && !better(id, best.back())) continue;
+    if (best.size() == count) best.pop_back();
+    best.insert(std::upper_bound(best.begin(), best.end(), id, better), id);
+  }
+  return best;
+}
+
 class EngineImpl final : public Engine {
  public:
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options, const Log& log);
@@ -31,7 +43,7 @@ class EngineImpl final : public Engine {
   const Plan& plan() const override { return plan_; }
   std::string info_json() const override;
   Result<Outcome> generate(const Request& request, Events& events) override;
-  Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) override;
+  Result<std::vector<TokenEvent>> score(const std::vector<int32_t>& ids, uint32_t top, Events& events) override;
   Result<std::vector<float>> logits(const std::vector<int32_t>& ids, size_t prefill) override;
   std::vector<int32_t> route_trace() const override { return trace_; }
   void reset() override;
@@ -352,17 +364,21 @@ Status EngineImpl::every_row(const std::vector<int32_t>& ids, size_t prefill, Ev
   return Status::ok();
 }
 
-Result<std::vector<float>> EngineImpl::score(const std::vector<int32_t>& ids, Events& events) {
-  std::vector<float> logprobs;
+Result<std::vector<TokenEvent>> EngineImpl::score(const std::vector<int32_t>& ids, uint32_t top, Events& events) {
+  std::vector<TokenEvent> scored;
   const uint32_t vocab = vault_.model.vocab;
   SMOE_TRY(every_row(ids, ids.size(), &events, [&](size_t position, const float* logits) {
     if (position + 1 == ids.size()) return;
-    const float top = *std::max_element(logits, logits + vocab);
+    const float best = *std::max_element(logits, logits + vocab);
     double sum = 0;
-    for (uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{logits[i]} - top);
-    logprobs.push_back(static_cast<float>(logits[ids[position + 1]] - top - std::log(sum)));
+    for (uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{logits[i]} - best);
+    const auto logprob = [&](int32_t id) { return static_cast<float>(logits[id] - best - std::log(sum)); };
+    TokenEvent& token = scored.emplace_back();
+    token.id = ids[position + 1];
+    token.logprob = logprob(token.id);
+    for (int32_t id : most_likely(logits, vocab, top)) token.top.emplace_back(id, logprob(id));
   }));
-  return logprobs;
+  return scored;
 }
 
 Result<std::vector<float>> EngineImpl::logits(const std::vector<int32_t>& ids, size_t prefill) {

@@ -7,7 +7,7 @@ A request is one line; a reply is whitespace-separated words up to a sentinel::
     <- prompt=N cached=N  pre=done/total ...  id [lp=f top=id:lp,...] ...  key=value ... fin=stop <<DONE>>
     <- key=value ... <<ERR name>>
     -> SCORE <id0>,<id1>,...
-    <- pre=done/total ...  lp=f ...  key=value ... <<DONE>>
+    <- pre=done/total ...  lp=f [top=id:lp,...] ...  key=value ... <<DONE>>
 
 Words that hold ``=`` and are not known here are kept as counters of the reply, so the engine may add some at any time.
 """

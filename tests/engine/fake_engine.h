@@ -63,11 +63,13 @@ class FakeEngine final : public Engine {
     }
   }
 
-  Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) override {
+  Result<std::vector<TokenEvent>> score(const std::vector<int32_t>& ids, uint32_t top, Events& events) override {
     if (events.cancelled()) return Status{Code::cancelled, "cancelled"};
     events.on_prefill(static_cast<uint32_t>(ids.size()), static_cast<uint32_t>(ids.size()));
     if (Status s = failure(ids.front(), events); !s.is_ok()) return s;
-    return std::vector<float>(ids.size() - 1, -0.25f);
+    TokenEvent token{0, -0.25f, {}};
+    for (uint32_t i = 0; i < std::min(top, kVocab); ++i) token.top.emplace_back(i, -1.0f - static_cast<float>(i));
+    return std::vector<TokenEvent>(ids.size() - 1, token);
   }
 
   // Each generated token waits for one permit, once a gate is set up.

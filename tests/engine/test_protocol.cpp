@@ -250,6 +250,9 @@ TEST(protocol_score) {
   CHECK_EQ(count(out, " <<DONE>>\n"), 2u);
   CHECK_EQ(count(out, "lp="), 2u);
   CHECK_EQ(count(out, "fin="), 0u);
+  const std::string tops = reply_to("SCORE lp=2 1,2\nSCORE lp=0 1,2\n");
+  CHECK_EQ(tops.find("pre=2/2 lp=-0.25 top=0:-1,1:-2 gen=0 "), 0u);
+  CHECK_EQ(count(tops, "top="), 1u);
 }
 
 TEST(protocol_failures_have_their_names) {

@@ -24,7 +24,7 @@ from smoe_cli.chat.launch import Chat, ChatRequest, open_chat, start
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.engine.manager import EngineManager
 from smoe_cli.engine.process import EngineProcess, engine_path
-from smoe_cli.engine.protocol import Began, Generate, Sampling, Token
+from smoe_cli.engine.protocol import Began, Generate, Sampling, Scored, Token
 from smoe_cli.errors import EngineError, EngineRefused, ResourceError
 from tests.unit.fakes import ROOT
 
@@ -194,8 +194,13 @@ def test_log_probabilities_and_scores_agree(chat: Chat) -> None:
     try:
         process.info()
         scores = process.score([*ids, *made])
+        with_tops = [message for message in process.scores([*ids, *made], top=2) if isinstance(message, Scored)]
     finally:
         process.stop()
+    assert [message.logprob for message in with_tops] == scores
+    for token, scored in zip(messages, with_tops[len(ids) - 1 :], strict=True):
+        assert [id for id, _ in scored.top] == [id for id, _ in token.top]
+        assert [value for _, value in scored.top] == pytest.approx([value for _, value in token.top], abs=1e-4)
     assert len(scores) == len(ids) + len(made) - 1
     assert [m.logprob for m in messages] == pytest.approx(scores[len(ids) - 1 :], abs=1e-4)
 

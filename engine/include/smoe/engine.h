@@ -48,8 +48,9 @@ class Engine {
   // Code::io "io_error"; Code::failed "non_finite"; Code::resources "no_memory".
   virtual Result<Outcome> generate(const Request& request, Events& events) = 0;
 
-  // Log-probability of ids[i] given ids[0..i), natural log, for i in 1..n-1. Uses and replaces the session's state.
-  virtual Result<std::vector<float>> score(const std::vector<int32_t>& ids, Events& events) = 0;
+  // Log-probability of ids[i] given ids[0..i), natural log, for i in 1..n-1, and the `top` most likely in its place.
+  // Uses and replaces the session's state.
+  virtual Result<std::vector<TokenEvent>> score(const std::vector<int32_t>& ids, uint32_t top, Events& events) = 0;
 
   // Logits of every position, [ids, vocab] row-major, from a cold start: for the conformance tests and gates. The first
   // `prefill` ids are computed in chunks, the rest one at a time as decode does.
