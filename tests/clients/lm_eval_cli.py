@@ -1,5 +1,5 @@
-"""lm-evaluation-harness against /v1/completions: it asks for the log-probabilities of given texts (echo, max_tokens 0 or
-1) and for free text, and scores them; a task of our own, since its usual ones are downloaded."""
+"""lm-evaluation-harness against /v1/completions: it asks for the log-probabilities of given texts (echo) and for free
+text, and scores them; tasks of our own, since its usual ones are downloaded."""
 
 from __future__ import annotations
 
