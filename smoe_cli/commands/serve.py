@@ -47,6 +47,15 @@ def command(
     overflow: Annotated[
         Overflow, typer.Option("--overflow", help="A conversation longer than the window: slide, or error.")
     ] = Overflow.slide,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="JSON rules on what leaves: terms and patterns, redact or refuse.")
+    ] = None,
+    guard: Annotated[
+        str | None, typer.Option("--guard", help="Command that is shown each turn as JSON and may rephrase or end it.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Folder in which conversations outlive the server, as token ids.")
+    ] = None,
     admin: Annotated[
         bool, typer.Option("--admin", help="POST /admin/reload, with SMOE_ADMIN_TOKEN or a token shown at start.")
     ] = False,
@@ -86,5 +95,8 @@ def command(
         model_id=model_id,
         tokenizer=tokenizer,
         admin=admin,
+        policy=policy,
+        guard=guard,
+        state=state,
     )
     raise typer.Exit(serve(request))

@@ -31,6 +31,7 @@ def build(service: Service, rules: Rules) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.warm()
         yield
         await service.close()
 

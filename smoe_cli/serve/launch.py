@@ -17,10 +17,14 @@ from smoe_cli.chat.launch import ChatRequest
 from smoe_cli.errors import SmoeError, UsageError
 from smoe_cli.serve.app import build
 from smoe_cli.serve.fleet import Fleet
+from smoe_cli.serve.guard import Guard
 from smoe_cli.serve.http import Http
-from smoe_cli.serve.prepare import Defaults
+from smoe_cli.serve.memory import Memory
+from smoe_cli.serve.policy import load as load_policy
+from smoe_cli.serve.prepare import Defaults, House
 from smoe_cli.serve.security import Rules, is_loopback, own_hosts
 from smoe_cli.serve.service import Service
+from smoe_cli.serve.state import ConversationLog
 
 log = logging.getLogger("smoe")
 
@@ -42,6 +46,9 @@ class ServeRequest:
     model_id: str | None = None
     tokenizer: Path | None = None
     admin: bool = False
+    policy: Path | None = None
+    guard: str | None = None
+    state: Path | None = None
 
 
 @dataclass
@@ -89,7 +96,12 @@ def prepare(request: ServeRequest) -> Prepared:
     defaults = Defaults(request.chat.sampling, request.max_tokens, request.slide)
     token = (settings.admin_token() or secrets.token_urlsafe(24)) if request.admin else None
     sessions = request.chat.flags.sessions or 1
-    return Prepared(Service(fleet, defaults, request.queue, sessions, admin_token=token), rules)
+    house = House(
+        load_policy(request.policy) if request.policy else None, Guard(request.guard) if request.guard else None
+    )
+    memory = Memory(ConversationLog(request.state)) if request.state else None
+    service = Service(fleet, defaults, request.queue, sessions, admin_token=token, house=house, memory=memory)
+    return Prepared(service, rules)
 
 
 def listen(host: str, port: int) -> socket.socket:

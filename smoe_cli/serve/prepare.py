@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import SystemRandom
 from typing import Any
 
+from smoe_cli.chat.hooks import Hooks
 from smoe_cli.chat.session import TurnOptions, render, too_long
 from smoe_cli.chat.template import ChatTemplate, Message, Prompt
 from smoe_cli.chat.token_text import TokenText
@@ -15,7 +16,9 @@ from smoe_cli.engine.protocol import Sampling
 from smoe_cli.errors import UnsupportedError, UsageError
 from smoe_cli.serve import noise
 from smoe_cli.serve.fleet import Fleet, Loaded
+from smoe_cli.serve.guard import Guard, Verdict
 from smoe_cli.serve.pipeline import Limits, TextRequest, TurnRequest
+from smoe_cli.serve.policy import Policy
 
 MAX_CHOICES = 16
 MAX_STOPS = 64
@@ -35,12 +38,22 @@ class Defaults:
 
 
 @dataclass(frozen=True)
+class House:
+    """The operator's own rules: on what leaves, and on what comes in."""
+
+    policy: Policy | None = None
+    guard: Guard | None = None
+
+
+@dataclass(frozen=True)
 class Part:
-    """One generation: a choice of the reply, or the reply to one of several prompts."""
+    """One generation: a choice of the reply, or the reply to one of several prompts. With ``verdict.reply`` nothing is
+    generated: the guard has answered."""
 
     prompt: Prompt
     options: TurnOptions
     echo: bool = False
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -76,15 +89,22 @@ class Job:
 class Preparer:
     """May be called from any thread. Raises UsageError and UnsupportedError, and what is wrong with a damaged vault."""
 
-    def __init__(self, fleet: Fleet, defaults: Defaults) -> None:
+    def __init__(self, fleet: Fleet, defaults: Defaults, house: House = House()) -> None:
         self.fleet = fleet
         self.defaults = defaults
+        self.house = house
 
     def turn(self, request: TurnRequest) -> Job:
         loaded = self.fleet.open(request.limits.model)
         options = self._options(request.limits, loaded)
         messages, options = self._dressed(request, loaded, options)
-        return self._job(loaded, [render(loaded.model, messages, options)], request.limits, options)
+        verdict = None
+        if self.house.guard is not None:
+            tools = [tool.for_template() for tool in request.tools]
+            verdict = self.house.guard.ask(loaded.name, request.messages, tools)
+            messages = noise.quiet(verdict.messages)
+        prompt = render(loaded.model, messages, options)
+        return self._job(loaded, [prompt], request.limits, options, verdict=verdict)
 
     def texts(self, requests: list[TextRequest]) -> Job:
         """Several bare prompts that share their limits."""
@@ -125,10 +145,17 @@ class Preparer:
             slide=self.defaults.slide,
             bias=limits.bias,
             logprobs=limits.logprobs,
+            hooks=Hooks(output_filter=self.house.policy.filter if self.house.policy else None),
         )
 
     def _job(
-        self, loaded: Loaded, prompts: list[Prompt], limits: Limits, options: TurnOptions, echo: bool = False
+        self,
+        loaded: Loaded,
+        prompts: list[Prompt],
+        limits: Limits,
+        options: TurnOptions,
+        echo: bool = False,
+        verdict: Verdict | None = None,
     ) -> Job:
         seed = options.sampling.seed or 0
         parts = []
@@ -138,7 +165,8 @@ class Preparer:
                 room = min(room, options.window - len(prompt.ids) + 1)
             for choice in range(limits.n):
                 sampling = replace(options.sampling, seed=(seed + choice) % 2**64)
-                parts.append(Part(prompt, replace(options, sampling=sampling, max_tokens=room), echo))
+                chosen = replace(options, sampling=sampling, max_tokens=room)
+                parts.append(Part(prompt, chosen, echo, verdict if verdict and verdict.reply is not None else None))
         return Job(loaded, tuple(parts), seed, limits.model)
 
 

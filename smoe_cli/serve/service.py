@@ -7,14 +7,17 @@ import logging
 from collections.abc import Generator
 from dataclasses import replace
 
-from smoe_cli.chat.events import Done, Event, Generated, PromptSize, Restarted, Stats
+from smoe_cli.chat.events import Done, Event, Generated, PromptSize, Restarted, Stats, TextDelta
 from smoe_cli.chat.session import turn
+from smoe_cli.chat.template import Prompt
 from smoe_cli.engine.protocol import Scored
 from smoe_cli.errors import EngineError
 from smoe_cli.serve.admission import Queue
 from smoe_cli.serve.fleet import Fleet, Loaded
+from smoe_cli.serve.guard import Verdict
+from smoe_cli.serve.memory import Memory
 from smoe_cli.serve.metrics import Metrics
-from smoe_cli.serve.prepare import Defaults, Job, Part, Preparer
+from smoe_cli.serve.prepare import Defaults, House, Job, Part, Preparer
 from smoe_cli.serve.run import PING_S, Failed, PromptScored, Run
 from smoe_cli.serve.sessions import Sessions
 
@@ -32,9 +35,13 @@ class Service:
         sessions: int = 1,
         ping_s: float = PING_S,
         admin_token: str | None = None,
+        house: House = House(),
+        memory: Memory | None = None,
     ) -> None:
         self.fleet = fleet
-        self.prepare = Preparer(fleet, defaults)
+        self.prepare = Preparer(fleet, defaults, house)
+        self._memory = memory
+        self._warming: Run | None = None
         self.queue = Queue(queue_limit)
         self.sessions = Sessions(sessions)
         self.metrics = Metrics()
@@ -47,6 +54,7 @@ class Service:
     def submit(self, job: Job) -> Run:
         """Queue it. Raises QueueFull, and EngineError when the server is stopping."""
         run = Run(lambda: self._work(job), self.fleet.engine.cancel, self.ping_s)
+        self._stop_warming()
         try:
             self.queue.enter(run)
         except EngineError:
@@ -59,6 +67,17 @@ class Service:
         if not run.ended:
             self.metrics.abandoned += not run.cancelled
             self.queue.abandon(run)
+
+    def warm(self) -> None:
+        """Compute again what was held before the server was started, as long as nobody asks for anything."""
+        if self._memory is not None and self._warming is None:
+            self._warming = Run(self._recompute, self.fleet.engine.cancel, self.ping_s)
+            self.queue.enter(self._warming)
+
+    def _stop_warming(self) -> None:
+        if self._memory is not None and self._warming is not None:
+            self._memory.stop()
+            self.queue.abandon(self._warming)
 
     def capabilities(self, loaded: Loaded) -> list[str]:
         """In Ollama's words."""
@@ -93,6 +112,8 @@ class Service:
         """End what runs and waits, each with an error that says why; then the engine."""
         await self.stop_runs()
         await asyncio.to_thread(self.fleet.engine.stop)
+        if self._memory is not None:
+            self._memory.close()
 
     async def stop_runs(self) -> None:
         for run in self.queue.close(self.stopped().text):
@@ -109,7 +130,9 @@ class Service:
                 self.sessions.clear()
             if part.echo and part.options.logprobs is not None:
                 yield index, self._score(part)
-            if part.options.max_tokens:
+            if part.verdict is not None:
+                yield from _said(index, part.prompt, part.verdict)
+            elif part.options.max_tokens:
                 yield from self._generate(job, index, part)
             else:
                 yield from _nothing(index, part)
@@ -119,14 +142,25 @@ class Service:
         session = self.sessions.default if part.echo else self.sessions.choose(ids)
         session.ids = list(ids)
         options = replace(part.options, session=session.name)
-        for event in turn(self.fleet.engine, job.loaded.model, [], options, part.prompt):
-            if isinstance(event, Generated):
-                session.ids.append(event.id)
-            elif isinstance(event, Restarted):
-                self._restarted(event)
-            else:
-                self.metrics.see(event)
-            yield index, event
+        try:
+            for event in turn(self.fleet.engine, job.loaded.model, [], options, part.prompt):
+                if isinstance(event, Generated):
+                    session.ids.append(event.id)
+                elif isinstance(event, Restarted):
+                    self._restarted(event)
+                else:
+                    self.metrics.see(event)
+                yield index, event
+        finally:
+            if self._memory is not None:
+                self._memory.keep(session, job.loaded.model)
+
+    def _recompute(self) -> Generator[tuple[int, Event | PromptScored], None, None]:
+        assert self._memory is not None
+        self._engine_pid = self.fleet.engine.pid
+        for session in self._memory.recompute(self.fleet.engine, self.sessions, self.fleet.active.model):
+            log.info("a conversation of %d tokens is there again", len(session.ids))
+        yield from ()
 
     def _restarted(self, event: Restarted) -> None:
         log.warning("%s; started again, the request is retried", event.reason)
@@ -138,6 +172,15 @@ class Service:
         self.sessions.default.ids = list(ids)
         scores = [m for m in self.fleet.engine.score(ids, part.options.logprobs or 0) if isinstance(m, Scored)]
         return PromptScored(tuple(s.logprob for s in scores), tuple(s.top for s in scores))
+
+
+def _said(index: int, prompt: Prompt, verdict: Verdict) -> Generator[tuple[int, Event], None, None]:
+    """What the guard says in the model's place."""
+    size = len(prompt.ids)
+    yield index, PromptSize(size, 0, slides=False)
+    if verdict.reply:
+        yield index, TextDelta(verdict.reply)
+    yield index, Done("refusal" if verdict.ended else "stop", None, Stats(prompt_tokens=size))
 
 
 def _nothing(index: int, part: Part) -> Generator[tuple[int, Event], None, None]:

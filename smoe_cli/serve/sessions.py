@@ -29,6 +29,9 @@ class Sessions:
     def default(self) -> Session:
         return self._all[0]
 
+    def named(self, name: str) -> Session | None:
+        return next((session for session in self._all if session.name == name), None)
+
     @property
     def resident(self) -> int:
         return sum(bool(session.ids) for session in self._all)
