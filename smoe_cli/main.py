@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": ("smoe_cli.commands.verify", "Check every byte of a vault."),
     "bench": ("smoe_cli.commands.bench", "Measure a model's speed on this machine."),
     "sweep": ("smoe_cli.commands.sweep", "Compare engine settings, and keep the best."),
+    "replay": ("smoe_cli.commands.replay", "Try cache policies and sizes on a recorded routing trace."),
     "eval": ("smoe_cli.commands.eval", "Measure a model's quality on a text."),
 }
 

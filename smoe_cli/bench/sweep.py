@@ -37,6 +37,7 @@ ARMS: dict[str, tuple[str, Callable[[str], Any], bool]] = {
     "kv": ("kv", str, True),
     "slots": ("ring", _count, False),
     "budget": ("budget", sizes.parse, False),
+    "cache_policy": ("cache_policy", str, False),
     "threads": ("threads", _count, False),
     "workers": ("workers", _count, False),
     "io": ("io", str, False),
