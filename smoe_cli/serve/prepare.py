@@ -225,7 +225,7 @@ def _check(limits: Limits, loaded: Loaded) -> None:
         raise UsageError(f"{len(limits.stop)} stop strings: at most {MAX_STOPS}", param="stop")
     wrong = next((token for token in limits.bias if not 0 <= token < loaded.vocab), None)
     if wrong is not None:
-        raise UsageError(f"{wrong} is outside the vocabulary of {loaded.vocab}", param="logit_bias")
+        raise UsageError(f"logit_bias: {wrong} is outside the vocabulary of {loaded.vocab}", param="logit_bias")
     if limits.window > loaded.window:
         raise UnsupportedError(
             f"num_ctx is {limits.window} and the window {loaded.window}", "start with a larger --ctx", param="num_ctx"
