@@ -281,10 +281,12 @@ def test_settings_go_with_the_request(open_console: Open, stub: Stub) -> None:
     page.get_by_label("System message").fill("Be brief.")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Longest reply").fill("50")
+    page.get_by_label("Reasoning").select_option("off")
     page.get_by_role("button", name="Save").click()
     ask(page, "Yes?")
     finished(page)
     request = stub.requests[0]
     assert request["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (request["temperature"], request["max_tokens"]) == (0, 50)
+    assert request["chat_template_kwargs"] == {"enable_thinking": False}
     assert "top_p" not in request and "seed" not in request

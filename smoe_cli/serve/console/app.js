@@ -158,6 +158,7 @@ export class App {
     const settings = this.store.settings();
     const body = { model: this.models.chosen ?? undefined, messages: historyOf(conversation, reply, settings.system) };
     for (const name of ["temperature", "top_p", "max_tokens", "seed"]) if (Number.isFinite(settings[name])) body[name] = settings[name];
+    if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
     body.max_tokens ??= this.#room(conversation);
     conversation.model = this.models.chosen;
     const run = new Run(reply, body, {

@@ -82,13 +82,13 @@ const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 byId("open-settings").addEventListener("click", () => {
   const held = app.store.settings();
-  for (const name of ["system", "theme", ...NUMBERS]) form.elements[name].value = held[name] ?? "";
+  for (const name of ["system", "thinking", "theme", ...NUMBERS]) form.elements[name].value = held[name] ?? "";
   settings.showModal();
 });
 
 settings.addEventListener("close", () => {
   if (settings.returnValue !== "save") return;
-  const held = { system: form.elements.system.value.trim(), theme: form.elements.theme.value };
+  const held = Object.fromEntries(["system", "thinking", "theme"].map((name) => [name, form.elements[name].value.trim()]));
   for (const name of NUMBERS) if (form.elements[name].value !== "") held[name] = Number(form.elements[name].value);
   app.store.saveSettings(held);
   if (held.theme) document.documentElement.dataset.theme = held.theme;

@@ -157,7 +157,7 @@ class ReplyView {
     this.#problem(message);
     this.element.classList.toggle("running", Boolean(run));
     this.element.classList.toggle("typing", Boolean(run && run.phase === "decode"));
-    this.buttons.hidden = Boolean(run);
+    this.buttons.hidden = Boolean(run) || Boolean(message.error && !message.content);
     if (run) this.#running(run);
     else this.#finished(message);
   }
