@@ -166,7 +166,10 @@ class Fleet:
         elif not path.is_absolute():
             path = self._folder / path
         known = {vault.path.resolve(): vault for vault in self.vaults()}
-        vault = known.get(path.resolve())
+        try:
+            vault = known.get(path.resolve())
+        except (OSError, ValueError):  # a name too long, a loop of links, a byte that no name may hold
+            vault = None
         if vault is None:
             raise UsageError(f"there is no vault {name!r} in the vault folder", param="model")
         if vault.error is not None:
