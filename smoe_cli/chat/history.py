@@ -76,9 +76,10 @@ class HistoryStyle:
             name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
             loaded = json.loads(arguments) if isinstance(arguments, str) else arguments
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise UsageError(f"a tool call in the conversation is not one: {error}") from error
+            raise UsageError(f"a tool call in the conversation is not one: {error}", param="messages") from error
         if not isinstance(loaded, dict):
-            raise UsageError(f"the arguments of the call of {name!r} in the conversation are not a JSON object")
+            text = f"the arguments of the call of {name!r} in the conversation are not a JSON object"
+            raise UsageError(text, param="messages")
         if self.arguments_as_text:
             arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         call_id = str(call.get("id") or "")

@@ -128,6 +128,11 @@ class ChatTemplate:
 
     # -- what the template is like --
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may reason before it answers, in tags or in a channel."""
+        return self.reasoning_tags is not None or harmony.claims(self.source)
+
     @cached_property
     def style(self) -> HistoryStyle:
         """How it wants calls, results and reasoning of earlier turns."""

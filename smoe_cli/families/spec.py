@@ -17,7 +17,7 @@ Keys of a family file:
     }; {L} is the layer [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}; square_is =
     out_in | in_out; each name may be a list of alternatives [skip]       ignore: tensors without a function; optional:
     tensors that may be left out, with a notice [refuse]     config key = what it would switch on that no block does
-    [require]    config key = the one value (or absent) that the blocks compute """
+    [require]    config key = the one value (or absent) that the blocks compute"""
 
 from __future__ import annotations
 

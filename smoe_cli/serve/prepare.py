@@ -190,7 +190,7 @@ def thinking_of(request: TurnRequest, template: ChatTemplate, loaded: Loaded) ->
             switches["reasoning_effort"] = request.effort
         elif not request.effort_is_hint:
             thinking, param = request.effort != "none", "reasoning_effort"
-    reasons = template.reasoning_tags is not None
+    reasons = template.reasons
     if thinking is None or loaded.thinking_switch:
         return thinking, switches
     if thinking and not reasons:

@@ -144,6 +144,22 @@ def test_text_before_a_call_comes_out_at_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (JsonTags, "<tool_call> begins"),
+        (JsonTags, "a <tool_call>\n\n<b"),
+        (FunctionTags, "<tool_call> begins"),
+        (FunctionTags, "<tool_call>\n{"),
+        (InvokeTags, "<minimax:tool_call>\nThe"),
+        (ArgKeys, "<tool_call> (that is"),
+    ],
+)
+def test_a_marker_in_prose_holds_nothing_back(kind: type[Syntax], text: str) -> None:
+    stream = CallStream(kind(TOOLS, str))
+    assert "".join(item for letter in text for item in stream.feed(letter) if isinstance(item, str)) == text
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         (

@@ -42,7 +42,8 @@ class Syntax(ABC):
     """How a model writes calls. An instance knows the tools on offer and how its tokenizer spells the markers.
 
     Subclasses set ``markers``, all the texts they look for, and, as spelled, ``openers``, where a call may begin, and
-    ``closers``: ``take`` is asked when one of them has come, and at the end; with ``bare``, after every piece.
+    ``closers``: ``take`` is asked when one of them has come, and at the end; while the text is short, or with ``bare``,
+    after every piece, so that what is no call is seen at once.
     """
 
     markers: ClassVar[tuple[str, ...]]
@@ -76,6 +77,9 @@ class Syntax(ABC):
     @cached_property
     def _openers(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.openers)))
+
+
+_SHORT = 100  # characters behind an opener in which it shows whether a call may follow
 
 
 class CallStream:
@@ -123,7 +127,8 @@ class CallStream:
     def _try_call(self, out: list[str | Call], final: bool) -> bool:
         """Whether something came of the call at hand; if not, more text is needed."""
         assert self._at is not None
-        if not (final or self._syntax.bare or self._closer_came()):
+        short = len(self._held) - self._at <= _SHORT
+        if not (self._closer_came() or short or final or self._syntax.bare):
             return False
         taken = self._syntax.take(self._held[self._at :], final)
         if taken is None and not final:

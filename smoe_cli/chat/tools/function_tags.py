@@ -45,6 +45,9 @@ class FunctionTags(Syntax):
     def take(self, held: str, final: bool) -> Taken | None:
         wrapped = held.startswith(self._open)
         start, closer = (len(self._open), self._close) if wrapped else (0, FUNCTION_END)
+        head = held[start : start + 40].lstrip()
+        if not (FUNCTION.startswith(head) or head.startswith(FUNCTION)):
+            return Taken(start or len(FUNCTION), None)
         close = held.find(closer, start)
         if close < 0 and not final:
             return None

@@ -40,6 +40,8 @@ class ArgKeys(Syntax):
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)
+        if not re.match(r"\s*(?:[\w.:/-]|\Z)", held[start : start + 40]):
+            return Taken(start, None)
         close = held.find(self._close, start)
         if close < 0 and not final:
             return None

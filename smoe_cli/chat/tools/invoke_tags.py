@@ -12,6 +12,7 @@ from smoe_cli.chat.tools.lark import CallGrammar, Lark
 from smoe_cli.chat.tools.values import bare_arguments, schema_of, value_of, written
 
 OPEN, CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+INVOKE = "<invoke"
 _INVOKE = re.compile(r'\s*<invoke name="([^"]+)">(.*?)</invoke>\s*', re.DOTALL)
 _PARAMETER = re.compile(r'<parameter name="([^"]+)">\n?(.*?)\n?</parameter>', re.DOTALL)
 
@@ -40,6 +41,9 @@ class InvokeTags(Syntax):
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)
+        head = held[start : start + 40].lstrip()
+        if not (INVOKE.startswith(head) or head.startswith(INVOKE)):
+            return Taken(start, None)
         close = held.find(self._close, start)
         if close < 0 and not final:
             return None

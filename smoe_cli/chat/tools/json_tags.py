@@ -36,6 +36,8 @@ class JsonTags(Syntax):
 
     def take(self, held: str, final: bool) -> Taken | None:
         start = len(self._open)
+        if not _may_be_json(held[start : start + 40]):
+            return Taken(start, None)
         close = held.find(self._close, start)
         while close >= 0:
             body = plain(held[start:close])
@@ -48,3 +50,8 @@ class JsonTags(Syntax):
             return None
         calls = calls_of(plain(held[start:]))  # a model may end its turn without the closing tag
         return Taken(len(held), calls) if calls else Taken(start, None)
+
+
+def _may_be_json(text: str) -> bool:
+    body = text.lstrip()
+    return not body or body[0] in "{["

@@ -9,7 +9,6 @@ choices whose ``smoe`` says where the request stands: {"phase": "queued", "ahead
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -123,19 +122,8 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function.get("name"), str):
         raise UsageError("a tool call of an assistant's message has no function name", param="messages")
     arguments = function.get("arguments", "")
-    named = {"name": function["name"], "arguments": parse_arguments(arguments)}
+    named = {"name": function["name"], "arguments": arguments}  # as the model wrote them, where they come from it
     return {"id": str(call.get("id", "")), "type": "function", "function": named}
-
-
-def parse_arguments(arguments: Any) -> Any:
-    """An object for the template; what is none stays the text that it is."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
 
 
 def tools_of(tools: list[dict[str, Any]]) -> tuple[Tool, ...]:

@@ -14,7 +14,7 @@ from smoe_cli.errors import SmoeError, UnsupportedError, UsageError
 from smoe_cli.serve.dialect import Call, Choice
 from smoe_cli.serve.dialects import openai
 from smoe_cli.serve.dialects.openai import ENVELOPE, new_id
-from smoe_cli.serve.dialects.openai_chat import choice_of, format_of, parse_arguments, tools_of
+from smoe_cli.serve.dialects.openai_chat import choice_of, format_of, tools_of
 from smoe_cli.serve.fields import Body
 from smoe_cli.serve.pipeline import Limits, TurnRequest
 from smoe_cli.serve.prepare import Job
@@ -98,7 +98,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         else:
             messages.append({"role": role, "content": text})
     elif kind == "function_call":
-        named = {"name": str(item.get("name", "")), "arguments": parse_arguments(item.get("arguments", ""))}
+        named = {"name": str(item.get("name", "")), "arguments": item.get("arguments", "")}
         call = {"id": str(item.get("call_id", "")), "type": "function", "function": named}
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
