@@ -83,6 +83,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": {**LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "attention_bias": True},
     "glm4_moe_lite": {**LATENT, "q_lora_rank": 40, "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]},
+    "gpt_oss": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 96,
+        "head_dim": 48,
+        "sliding_window": 24,
+        "attention_bias": True,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "clip_qkv": 1.5},
 }
 
@@ -120,7 +138,7 @@ def make_model(family: str, seed: int, layers: int, tied: bool, extra: dict[str,
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight") or "layernorm" in name:
                 weight.normal_(1.0, 0.2)
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias", ".sinks")):
                 weight.normal_(0.0, 0.3)
             elif "embed" in name or "lm_head" in name:
                 weight.normal_(0.0, 0.5)

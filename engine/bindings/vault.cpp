@@ -84,8 +84,9 @@ py::dict verify(const std::string& path, const py::object& progress) {
 }
 
 py::dict layout(uint32_t hidden, uint32_t width, const std::string& gate, const std::string& up,
-                const std::string& down) {
+                const std::string& down, bool bias) {
   FfnSpec ffn;
+  ffn.expert_bias = bias;
   ffn.experts = 1;
   ffn.expert_width = width;
   const auto set = [](const std::string& name, Encoding* out) {
@@ -99,6 +100,11 @@ py::dict layout(uint32_t hidden, uint32_t width, const std::string& gate, const 
   out["gate"] = r.gate;
   out["up"] = r.up;
   out["down"] = r.down;
+  if (bias) {
+    out["gate_bias"] = r.gate_bias;
+    out["up_bias"] = r.up_bias;
+    out["down_bias"] = r.down_bias;
+  }
   out["end"] = r.end;
   out["length"] = r.length;
   return out;
@@ -199,7 +205,8 @@ void bind_vault(py::module_& m) {
       },
       py::arg("data"), py::arg("init") = 0);
   m.def("record_layout", &layout, py::arg("hidden"), py::arg("width"), py::arg("gate"), py::arg("up"), py::arg("down"),
-        "Byte offsets in a record: {gate, up, down, end, length}.");
+        py::arg("bias") = false,
+        "Byte offsets in a record: {gate, up, down, end, length}; with biases gate_bias, up_bias, down_bias too.");
   m.def(
       "parse_manifest", [](const std::string& json) { (void)check(parse_manifest(json)); }, py::arg("json"),
       "Validates a manifest; raises CoreError naming the field.");

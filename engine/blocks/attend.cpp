@@ -42,6 +42,13 @@ void fold(const Compute& c, const float* q, const void* keys, const void* values
   c.kernels->attn_values(scores, values, f32, n, dim, out);
 }
 
+// What a query's accumulated values are multiplied by: one over the softmax's sum, the sink's share in it.
+float share_of(float max, float sum, const float* sink) {
+  if (sink == nullptr) return 1.0f / sum;
+  const float top = std::max(max, *sink), shrink = std::exp(max - top);
+  return shrink / (sum * shrink + std::exp(*sink - top));
+}
+
 // Heads [h0, h0 + heads) of one kv head, for the query rows [r0, r0 + n): each key tile is decoded once for all of
 // them.
 void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0, size_t heads, size_t r0, size_t n,
@@ -80,7 +87,7 @@ void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0,
     for (size_t g = 0; g < heads; ++g) {
       const size_t state = i * heads + g;
       float* to = s.out + (r0 + i) * s.out_row + (h0 + g) * s.out_head;
-      const float inverse = 1.0f / t.sum[state];
+      const float inverse = share_of(t.max[state], t.sum[state], s.sinks == nullptr ? nullptr : s.sinks + h0 + g);
       for (size_t d = 0; d < s.value_dim; ++d) to[d] = t.out[state * dim + d] * inverse;
     }
 }

@@ -18,7 +18,8 @@ struct Queries {
   const float* q = nullptr;
   float* out = nullptr;
   size_t out_row = 0, out_head = 0;
-  uint64_t position = 0;  // of row 0
+  uint64_t position = 0;         // of row 0
+  const float* sinks = nullptr;  // [heads] logits without a value; null without
 };
 
 void attend(const Compute& c, const Queries& queries, size_t rows, Workspace& ws);

@@ -55,7 +55,8 @@ void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionW
   if (first == T) return;
 
   const size_t rows = T - first;
-  const Queries queries{kv, spec.heads, spec.kv_heads, dim, spec.scale, ws.q, ws.attn, q_row, dim, position + first};
+  const Queries queries{kv,    spec.heads, spec.kv_heads,    dim,    spec.scale, ws.q, ws.attn,
+                        q_row, dim,        position + first, w.sinks};
   attend(c, queries, rows, ws);
   input.bind(ws.attn, rows, q_row);
   linear(c, w.o, input, ws.block_out);

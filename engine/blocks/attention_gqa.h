@@ -12,6 +12,7 @@ struct AttentionWeights {
   Linear q, k, v, o;
   const float* q_norm = nullptr;  // [head_dim] or [heads * head_dim]; null without QkNorm
   const float* k_norm = nullptr;
+  const float* sinks = nullptr;  // [heads]; null without
 };
 
 // Reads a batch of T rows through `input`, appends T keys and values at `position`, and writes the block's output for

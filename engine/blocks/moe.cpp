@@ -59,6 +59,10 @@ class Experts {
   }
   static Layout layout(Encoding e) { return e <= Encoding::bf16 ? Layout::rows : Layout::panel16; }
 
+  static const float* bias(const ExpertRef& r, uint64_t offset) {
+    return offset == 0 ? nullptr : reinterpret_cast<const float*>(r.data + offset);
+  }
+
   uint32_t first(const ExpertRef& r) const { return ws_.expert_begin[r.expert]; }
   uint32_t count(const ExpertRef& r) const { return ws_.expert_begin[r.expert + 1] - first(r); }
 
@@ -73,7 +77,9 @@ class Experts {
       multiply(c_, matrix(spec_.encodings.gate, record_.gate, ref.data), input_, gate_acts_, rows, 0, n, r0, r1, g,
                width);
       multiply(c_, matrix(spec_.encodings.up, record_.up, ref.data), input_, up_acts_, rows, 0, n, r0, r1, u, width);
-      for (size_t j = 0; j < n; ++j) c_.kernels->silu_mul(g + j * width + r0, u + j * width + r0, r1 - r0);
+      add_bias(bias(ref, record_.gate_bias), n, r0, r1, g, width);
+      add_bias(bias(ref, record_.up_bias), n, r0, r1, u, width);
+      for (size_t j = 0; j < n; ++j) activate(c_, spec_, g + j * width + r0, u + j * width + r0, r1 - r0);
     });
   }
 
@@ -94,8 +100,9 @@ class Experts {
     c_.pool->run(refs.size() * blocks, [&](size_t task, size_t) {
       const ExpertRef& ref = refs[task / blocks];
       const size_t r0 = task % blocks * step, r1 = std::min(hidden, r0 + step), at = first(ref);
-      multiply(c_, down_of(ref.data), mid_, mid_acts_, nullptr, at, count(ref), r0, r1, ws_.pair_out + at * hidden,
-               hidden);
+      float* y = ws_.pair_out + at * hidden;
+      multiply(c_, down_of(ref.data), mid_, mid_acts_, nullptr, at, count(ref), r0, r1, y, hidden);
+      add_bias(bias(ref, record_.down_bias), count(ref), r0, r1, y, hidden);
     });
   }
 
@@ -130,13 +137,14 @@ void combine(const Compute& c, const FfnSpec& spec, size_t rows, size_t hidden, 
 }
 
 // y = the always-on expert, scaled by its gate; zero where there is none.
-void shared_expert(const Compute& c, const MoeWeights& w, Activations& input, Workspace& ws, float* y) {
+void shared_expert(const Compute& c, const FfnSpec& spec, const MoeWeights& w, Activations& input, Workspace& ws,
+                   float* y) {
   const size_t rows = input.rows(), hidden = input.cols();
   if (w.shared.gate.weight.data == nullptr) {
     std::fill_n(y, rows * hidden, 0.0f);
     return;
   }
-  ffn(c, w.shared, input, ws, y);
+  ffn(c, spec, w.shared, input, ws, y);
   if (w.shared_gate.weight.data == nullptr) return;
   for (size_t t = 0; t < rows; ++t) {
     float gate = 0;
@@ -158,7 +166,7 @@ Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCac
   Status status = cache.begin(w.moe_layer, ws.expert_order, distinct, ws.expert_uses, static_cast<uint32_t>(rows));
   if (status.is_ok() && ahead != nullptr) read_ahead(c, *ahead, cache, ws);
   lap->into(&buckets->router);
-  shared_expert(c, w, input, ws, y);
+  shared_expert(c, spec, w, input, ws, y);
   Experts experts(c, spec, w.record, input, ws);
   while (status.is_ok()) {
     lap->into(&buckets->expert_compute);

@@ -110,7 +110,7 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows, size_t rows_of_nex
                  ahead.router != nullptr ? &ahead : nullptr, &lap_, &buckets_));
     if (trace_ != nullptr) layer_trace_.emplace_back(ws_.chosen, ws_.chosen + rows * spec.top_k);
   } else {
-    ffn(compute_, w.dense, input, ws_, ws_.block_out);
+    ffn(compute_, spec, w.dense, input, ws_, ws_.block_out);
     lap_.into(&buckets_.expert_compute);
   }
   add(x, w.ffn_post_norm, rows);

@@ -13,7 +13,8 @@ bool ends_with(const std::string& s, const char* tail) {
 
 // Norms, biases and the like: one row, used element by element, kept as float32.
 bool is_vector(const std::string& name) {
-  return ends_with(name, "norm.weight") || ends_with(name, ".bias") || ends_with(name, ".correction");
+  return ends_with(name, "norm.weight") || ends_with(name, ".bias") || ends_with(name, ".correction") ||
+         ends_with(name, ".sinks");
 }
 
 uint64_t held_bytes(const std::string& name, const TensorSpec& t) {
@@ -108,7 +109,8 @@ AttentionWeights Trunk::gqa(const std::string& prefix) const {
           linear(prefix + "v"),
           linear(prefix + "o"),
           vector(prefix + "q_norm.weight"),
-          vector(prefix + "k_norm.weight")};
+          vector(prefix + "k_norm.weight"),
+          vector(prefix + "sinks")};
 }
 
 LatentWeights Trunk::mla(const std::string& prefix) const {

@@ -50,6 +50,8 @@ constexpr Name<QkNorm> kQkNorms[] = {{"none", QkNorm::none}, {"head", QkNorm::he
 constexpr Name<Scores> kScores[] = {
     {"softmax", Scores::softmax}, {"sigmoid", Scores::sigmoid}, {"sparsemixer", Scores::sparsemixer}};
 constexpr Name<GroupScore> kGroupScores[] = {{"best", GroupScore::best}, {"best_two", GroupScore::best_two}};
+constexpr Name<Activation> kActivations[] = {{"silu", Activation::silu},
+                                             {"swiglu_clamped", Activation::swiglu_clamped}};
 constexpr Name<NormPlace> kNormPlaces[] = {
     {"before", NormPlace::before}, {"after", NormPlace::after}, {"both", NormPlace::both}};
 
@@ -63,8 +65,8 @@ Status read_rope_of(const Fields& fields, const ModelSpec& model, uint32_t rotat
 }
 
 Status read_gqa(const Fields& fields, const ModelSpec& model, AttentionSpec* a) {
-  SMOE_TRY(fields.only(
-      {"block", "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "qkv_clip", "rope", "norm_after_rope"}));
+  SMOE_TRY(fields.only({"block", "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "qkv_clip", "rope",
+                        "norm_after_rope", "sinks"}));
   SMOE_TRY(fields.u32("heads", 1, limits::kHeads, &a->heads));
   SMOE_TRY(fields.u32("kv_heads", 1, a->heads, &a->kv_heads));
   if (a->heads % a->kv_heads != 0) return fields.bad("kv_heads", "does not divide heads");
@@ -74,6 +76,7 @@ Status read_gqa(const Fields& fields, const ModelSpec& model, AttentionSpec* a) 
   SMOE_TRY(read_name(fields, "qk_norm", kQkNorms, &a->qk_norm, false));
   SMOE_TRY(fields.f32("qkv_clip", 0, std::numeric_limits<float>::max(), &a->qkv_clip));
   SMOE_TRY(optional_bool(fields, "norm_after_rope", &a->norm_after_rope));
+  SMOE_TRY(optional_bool(fields, "sinks", &a->sinks));
   return read_rope_of(fields, model, a->head_dim, a);
 }
 
@@ -135,9 +138,10 @@ Status read_router(const Fields& fields, FfnSpec* f) {
 }
 
 Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
-  SMOE_TRY(fields.only({"block", "experts", "top_k", "expert_width", "normalize", "scaling", "activation",
-                        "shared_width", "shared_gate", "encodings", "scores", "correction", "groups", "top_groups",
-                        "group_score", "jitter", "norm_floor"}));
+  SMOE_TRY(fields.only({"block",   "experts",    "top_k",        "expert_width", "normalize",
+                        "scaling", "activation", "shared_width", "shared_gate",  "encodings",
+                        "scores",  "correction", "groups",       "top_groups",   "group_score",
+                        "jitter",  "norm_floor", "alpha",        "limit",        "expert_bias"}));
   SMOE_TRY(fields.u32("experts", 1, limits::kExperts, &f->experts));
   SMOE_TRY(fields.u32("top_k", 1, f->experts, &f->top_k));
   SMOE_TRY(fields.u32("expert_width", 1, limits::kWidth, &f->expert_width));
@@ -151,13 +155,15 @@ Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
 }
 
 Status read_ffn(const Fields& fields, uint32_t hidden, FfnSpec* f) {
-  std::string block, activation;
+  std::string block;
   SMOE_TRY(fields.string("block", &block));
   if (block != "ffn" && block != "moe") return unknown_value(fields, "block", block);
-  SMOE_TRY(fields.string("activation", &activation));
-  if (activation != "silu") return unknown_value(fields, "activation", activation);
+  SMOE_TRY(read_name(fields, "activation", kActivations, &f->activation, false));
+  SMOE_TRY(optional_f32(fields, "alpha", 1e-3f, 1e3f, &f->alpha));
+  SMOE_TRY(optional_f32(fields, "limit", 0, 1e6f, &f->limit));
+  SMOE_TRY(optional_bool(fields, "expert_bias", &f->expert_bias));
   if (block == "moe") return read_moe(fields, hidden, f);
-  SMOE_TRY(fields.only({"block", "width", "activation"}));
+  SMOE_TRY(fields.only({"block", "width", "activation", "alpha", "limit"}));
   return fields.u32("width", 1, limits::kWidth, &f->width);
 }
 

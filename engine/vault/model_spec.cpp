@@ -33,6 +33,7 @@ void add_gqa(const AttentionSpec& a, uint64_t hidden, const std::string& prefix,
   add_linear(prefix + "k", kv, hidden, out);
   add_linear(prefix + "v", kv, hidden, out);
   add_linear(prefix + "o", hidden, q, out);
+  if (a.sinks) out->push_back({prefix + "sinks", {a.heads}});
   if (a.qk_norm == QkNorm::none) return;
   const bool head = a.qk_norm == QkNorm::head;
   out->push_back({prefix + "q_norm.weight", {head ? a.head_dim : q}});
@@ -129,6 +130,12 @@ RecordLayout record_layout(const FfnSpec& ffn, uint32_t hidden) {
   r.up = round_up(r.gate + matrix_bytes(ffn.encodings.gate, ffn.expert_width, hidden), 64);
   r.down = round_up(r.up + matrix_bytes(ffn.encodings.up, ffn.expert_width, hidden), 64);
   r.end = r.down + matrix_bytes(ffn.encodings.down, hidden, ffn.expert_width);
+  if (ffn.expert_bias) {
+    r.gate_bias = round_up(r.end, 64);
+    r.up_bias = round_up(r.gate_bias + ffn.expert_width * sizeof(float), 64);
+    r.down_bias = round_up(r.up_bias + ffn.expert_width * sizeof(float), 64);
+    r.end = r.down_bias + hidden * sizeof(float);
+  }
   r.length = round_up(r.end, kRecordAlignment);
   return r;
 }

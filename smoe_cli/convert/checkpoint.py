@@ -163,10 +163,12 @@ def _quantisation(config: dict[str, Any]) -> tuple[int, int]:
     if not isinstance(found, dict):
         raise CorruptError(f"config.json: quantization_config is {found!r}, expected an object")
     method = found.get("quant_method") or found.get("quant_algo") or ("MLX" if "group_size" in found else "unnamed")
+    if method == "mxfp4":
+        return 128, 128  # joined by name
     if method != "fp8":
         raise UnsupportedError(
             f"config.json: weights quantised with {method!r} are not supported as a source",
-            "convert from the checkpoint in bf16, f16, f32 or block-scaled fp8",
+            "convert from the checkpoint in bf16, f16, f32, block-scaled fp8 or mxfp4",
         )
     block = found.get("weight_block_size")
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
@@ -251,6 +253,7 @@ def _split_scales(checkpoint: Checkpoint) -> None:
         weight = name.removesuffix(SCALE_SUFFIX)
         if weight in checkpoint.tensors:
             checkpoint.scales[weight] = checkpoint.tensors.pop(name)
+    _join_packed(checkpoint)
     rows, cols = checkpoint.scale_block
     for name, tensor in checkpoint.tensors.items():
         if tensor.dtype != "F8_E4M3":
@@ -263,6 +266,27 @@ def _split_scales(checkpoint: Checkpoint) -> None:
             raise CorruptError(
                 f"{scale.name} is {scale.dtype} {list(scale.shape)}, expected {list(expected)} for {rows}x{cols} blocks"
             )
+
+
+def _join_packed(checkpoint: Checkpoint) -> None:
+    """Where the family packs its experts: NAME_blocks [E, R, G, 16] and NAME_scales [E, R, G] become NAME, of dtype
+    MXFP4 and shape [E, R, 32 G], and its scales."""
+    experts = checkpoint.family.experts
+    if experts is None or experts.packed != "mxfp4":
+        return
+    for name in [name for name in checkpoint.tensors if name.endswith("_blocks")]:
+        stem = name.removesuffix("_blocks")
+        scale = checkpoint.tensors.pop(f"{stem}_scales", None)
+        if scale is None:
+            raise CorruptError(f"{name} has no scales ({stem}_scales)", "download the checkpoint again")
+        blocks = checkpoint.tensors.pop(name)
+        if blocks.dtype != "U8" or scale.dtype != "U8" or len(blocks.shape) != 4 or blocks.shape[-1] != 16:
+            raise UnsupportedError(f"{name} is {blocks.dtype} {list(blocks.shape)}, expected U8 [E, rows, blocks, 16]")
+        if scale.shape != blocks.shape[:3]:
+            raise CorruptError(f"{scale.name} has shape {list(scale.shape)}, expected {list(blocks.shape[:3])}")
+        shape = (*blocks.shape[:2], blocks.shape[2] * 32)
+        checkpoint.tensors[stem] = SourceTensor(stem, "MXFP4", shape, blocks.path, blocks.offset, blocks.nbytes)
+        checkpoint.scales[stem] = scale
 
 
 def _some(names: object, most: int = 8) -> str:

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
 from smoe_cli.families.model import Groups
 
+MXFP4 = "MXFP4"  # dtype of a tensor that is stored as NAME_blocks and NAME_scales
+MXFP4_VALUES, MXFP4_BYTES = 32, 17
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -37,7 +41,12 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        return self.rows * self.cols * self.tensor.itemsize
+        return self.stored_bytes(self.rows)
+
+    def stored_bytes(self, rows: int) -> int:
+        """Bytes that ``rows`` rows take in the checkpoint, block scales of packed weights included."""
+        values = rows * self.cols
+        return values * MXFP4_BYTES // MXFP4_VALUES if self.dtype == MXFP4 else values * self.tensor.itemsize
 
     def read_raw(self, reader: FileReader, start: int, stop: int) -> NDArray[np.uint8]:
         """Stored bytes of rows [start, stop); only for matrices that are not transposed."""
@@ -48,6 +57,8 @@ class Matrix:
         """Rows [start, stop) as float32 [stop - start, cols]."""
         if self.groups is not None:
             return self._read_groups(reader, self.groups, start, stop)
+        if self.dtype == MXFP4:
+            return self._read_mxfp4(reader, self.first + start, self.first + stop)
         if self.transposed:
             return self._read_transposed(reader, start, stop)
         values = to_float32(self.read_raw(reader, start, stop), self.dtype).reshape(stop - start, self.cols)
@@ -57,9 +68,9 @@ class Matrix:
         return values * self._scales(reader, first, first + stop - start, 0, self.cols)
 
     def _read_groups(self, reader: FileReader, groups: Groups, start: int, stop: int) -> NDArray[np.float32]:
-        stored = self.tensor.shape[-1]
+        rows, stored = groups.source_shape(self.rows, self.cols)
         each = stored if groups.transposed else groups.rows  # rows of this matrix that a group gives
-        whole = replace(self, rows=groups.count * groups.size, cols=stored, groups=None)
+        whole = replace(self, rows=rows, cols=stored, groups=None)
         begin, end = start // each, -(-stop // each)
         values = whole.read(reader, begin * groups.size, end * groups.size).reshape(end - begin, groups.size, stored)
         taken = values[:, groups.first : groups.first + groups.rows]
@@ -78,6 +89,20 @@ class Matrix:
         if self.scale is not None:
             values = values * self._scales(reader, 0, self.cols, begin, end)
         return np.ascontiguousarray(values.T)
+
+    def _read_mxfp4(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
+        """Stored rows [start, stop): blocks of 32 four-bit floats, the even ones in the low halves of their bytes, each
+        block times 2 ** (its scale - 127). Exact."""
+        assert self.scale is not None
+        blocks, (_, stored_rows, _) = self.cols // MXFP4_VALUES, self.tensor.shape
+        first = (self.expert or 0) * stored_rows + start
+        rows, width = stop - start, blocks * MXFP4_VALUES // 2
+        codes = reader.read(self.tensor.path, self.tensor.offset + first * width, rows * width)
+        scales = reader.read(self.scale.path, self.scale.offset + first * blocks, rows * blocks)
+        values = np.stack([FP4[codes & 15], FP4[codes >> 4]], axis=-1).reshape(rows, blocks, MXFP4_VALUES)
+        exponents = scales.astype(np.int32).reshape(rows, blocks, 1) - 127
+        scaled: NDArray[np.float32] = np.ldexp(values, exponents).astype(np.float32)
+        return scaled.reshape(rows, self.cols)
 
     def _slab_offset(self) -> int:
         slab = math.prod(self.tensor.shape[1:]) * self.tensor.itemsize

@@ -12,12 +12,13 @@ from fnmatch import fnmatchcase
 from smoe_cli import _core
 from smoe_cli.convert.checkpoint import Checkpoint, optional_patterns
 from smoe_cli.convert.encodings import SOURCE, TIED, is_plain, resolve_encoding
-from smoe_cli.convert.matrix import Matrix
+from smoe_cli.convert.matrix import MXFP4, Matrix
 from smoe_cli.convert.safetensors import WEIGHT_DTYPES, SourceTensor
 from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
 from smoe_cli.families.arch import Arch, TrunkTensor, resolve, trunk_tensors
 from smoe_cli.families.layout import taken_rows
 from smoe_cli.families.model import Groups
+from smoe_cli.families.spec import Experts
 
 PARTS = ("gate", "up", "down")
 
@@ -46,6 +47,8 @@ class ExpertOut:
     encodings: tuple[str, str, str]
     offsets: tuple[int, int, int]
     nbytes: int
+    biases: tuple[Matrix, ...] = ()  # none, or gate, up and down
+    bias_offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,13 +206,44 @@ class _Builder:
             self.encoding(f"layers.{index}.experts.{part}", self.roles[f"expert.{part}"], _widest(column), cols[part])
             for part, column in zip(PARTS, zip(*sources, strict=True), strict=True)
         )
-        layout = _core.record_layout(hidden, width, *encodings)
+        layout = _core.record_layout(hidden, width, *encodings, bias=ffn.expert_bias)
         offsets = (layout["gate"], layout["up"], layout["down"])
-        moe_layer = self.arch.moe_layers().index(index)
+        moe_layer, length = self.arch.moe_layers().index(index), layout["length"]
+        biases = self._biases(index) if ffn.expert_bias else [()] * ffn.experts
+        bias_offsets = tuple(layout[f"{part}_bias"] for part in PARTS) if ffn.expert_bias else ()
         return [
-            ExpertOut(index, moe_layer, expert, parts, encodings, offsets, layout["length"])  # type: ignore[arg-type]
-            for expert, parts in enumerate(sources)
+            ExpertOut(index, moe_layer, e, parts, encodings, offsets, length, biases[e], bias_offsets)  # type: ignore[arg-type]
+            for e, parts in enumerate(sources)
         ]
+
+    def _biases(self, index: int) -> list[tuple[Matrix, ...]]:
+        """Of each expert of a layer: gate [width], up [width], down [hidden], as columns."""
+        names, ffn, hidden = self.family.experts, self.arch.layers[index].ffn, self.arch.hidden
+        assert names is not None
+        width = ffn.expert_width
+        found: list[tuple[Matrix, ...]] = []
+        gate_up = self.take(names.gate_up_bias.replace("{L}", str(index)), f"biases of gate and up of layer {index}")
+        down = self.take(names.down_bias.replace("{L}", str(index)), f"biases of down of layer {index}")
+        for tensor, rows in ((gate_up, 2 * width), (down, hidden)):
+            if tensor.shape != (ffn.experts, rows):
+                raise CorruptError(
+                    f"{tensor.name} has shape {list(tensor.shape)}, config.json says {[ffn.experts, rows]}"
+                )
+        for expert in range(ffn.experts):
+            halves = self._halves(gate_up, width, 1, names.interleaved, expert=expert)
+            found.append((*halves, self.matrix(down, hidden, 1, expert=expert)))
+        return found
+
+    def _halves(
+        self, tensor: SourceTensor, width: int, cols: int, interleaved: bool, **where: int | bool
+    ) -> tuple[Matrix, Matrix]:
+        """Gate and up of a fused matrix [2 * width, cols]: one after the other, or every other row."""
+        if interleaved:
+            picks = [Groups(width, 2, first, 1) for first in (0, 1)]
+            gate, up = (self.matrix(tensor, width, cols, groups=pick, **where) for pick in picks)
+        else:
+            gate, up = (self.matrix(tensor, width, cols, first=first, **where) for first in (0, width))
+        return gate, up
 
     def _sources(self, index: int) -> list[tuple[Matrix, Matrix, Matrix]]:
         names = self.family.experts
@@ -219,7 +253,7 @@ class _Builder:
         for gate_up, down in zip(names.fused_gate_up, names.fused_down, strict=True):
             fused = gate_up.replace("{L}", str(index))
             if fused in self.checkpoint.tensors:
-                return self._fused(index, fused, down.replace("{L}", str(index)), names.square_is)
+                return self._fused(index, fused, down.replace("{L}", str(index)), names)
             looked.append(fused)
         for patterns in zip(names.gate, names.up, names.down, strict=True):
             single = patterns[0].replace("{L}", str(index)).replace("{E}", "0")
@@ -244,12 +278,13 @@ class _Builder:
         return found[0], found[1], found[2]
 
     def _fused(
-        self, index: int, gate_up_name: str, down_name: str, square_is: str
+        self, index: int, gate_up_name: str, down_name: str, names: Experts
     ) -> list[tuple[Matrix, Matrix, Matrix]]:
         ffn, hidden = self.arch.layers[index].ffn, self.arch.hidden
         width = ffn.expert_width
         gate_up = self.take(gate_up_name, f"gate and up of layer {index}")
         down = self.take(down_name, f"down of layer {index}")
+        square_is = "out_in" if gate_up.dtype == MXFP4 else names.square_is  # packed along the input
         turned_in = _orientation(gate_up, ffn.experts, 2 * width, hidden, square_is)
         turned_out = _orientation(down, ffn.experts, hidden, width, square_is)
         if turned_in != turned_out:
@@ -257,11 +292,12 @@ class _Builder:
                 f"{gate_up_name} {list(gate_up.shape)} and {down_name} {list(down.shape)} are stored in different "
                 f"orientations, or the square one is not [experts, {square_is.replace('_', ', ')}] as in this family"
             )
+        if gate_up.dtype == MXFP4 and turned_in:
+            raise CorruptError(f"{gate_up_name} is packed along its output, which is not supported")
         return [
             (
-                self.matrix(gate_up, width, hidden, expert=expert, first=0, transposed=turned_in),
-                self.matrix(gate_up, width, hidden, expert=expert, first=width, transposed=turned_in),
-                self.matrix(down, hidden, width, expert=expert, first=0, transposed=turned_out),
+                *self._halves(gate_up, width, hidden, names.interleaved, expert=expert, transposed=turned_in),
+                self.matrix(down, hidden, width, expert=expert, transposed=turned_out),
             )
             for expert in range(ffn.experts)
         ]

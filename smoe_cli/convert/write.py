@@ -114,10 +114,14 @@ class _InFlight:
 def _pieces(out: TensorOut | ExpertOut) -> list[_Piece]:
     if isinstance(out, TensorOut):
         return [_Piece(out.name, out.source, out.encoding, out.layout, 0)]
-    return [
-        _Piece(f"layers.{out.layer}.experts.{out.expert}.{name}", matrix, encoding, "panel16", offset)
+    where = f"layers.{out.layer}.experts.{out.expert}"
+    pieces = [
+        _Piece(f"{where}.{name}", matrix, encoding, "panel16", offset)
         for name, matrix, encoding, offset in zip(PARTS, out.parts, out.encodings, out.offsets, strict=True)
     ]
+    for name, matrix, offset in zip(PARTS, out.biases, out.bias_offsets, strict=False):
+        pieces.append(_Piece(f"{where}.{name}.bias", matrix, "f32", "rows", offset))
+    return pieces
 
 
 def _chunks(piece: _Piece, values: int) -> Iterator[tuple[int, int]]:
@@ -149,7 +153,7 @@ def _encode_chunk(
     if not math.isfinite(squared):
         name = piece.matrix.tensor.name
         raise SmoeError(f"{name} has values that {piece.encoding} cannot hold", "choose another encoding for it")
-    progress(rows * cols * piece.matrix.tensor.itemsize)
+    progress(piece.matrix.stored_bytes(rows))
     return squared, norm
 
 
@@ -256,7 +260,7 @@ class VaultWrite:
             if item.write:
                 self.writer.write_tensor(out.name, item.buffer)
         else:
-            self.journal.add((out.layer, out.expert), errors)
+            self.journal.add((out.layer, out.expert), errors[: len(PARTS)])  # biases are stored as they are
             if item.write:
                 self.writer.write_record(out.moe_layer, out.expert, item.buffer)
         return out.nbytes

@@ -98,6 +98,8 @@ def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
     if types:
         return [window if kind == "sliding_attention" else 0 for kind in types]
     first = numbers.integer("window_layers", least=0)
+    if family.window_rule == "even":
+        return [0 if index % 2 else window for index in range(layers)]
     if family.window_rule == "from_layer":
         return [window if index >= first else 0 for index in range(layers)]
     if family.window_rule == "even_before_layer":
@@ -123,6 +125,7 @@ def _attention(family: Family, numbers: Numbers, window: int) -> Attention:
         window=window,
         qk_norm=family.qk_norm if normed else "none",
         norm_after_rope=family.norm_after_rope,
+        sinks=family.sinks,
         clip=numbers.number("clip"),
         bias=bias,
     )
@@ -188,6 +191,10 @@ def _ffn(family: Family, numbers: Numbers, index: int) -> Ffn:
         shared_width=shared_width,
         shared_gate=family.shared_gate and shared_width > 0,
         bias=bias and shared_width > 0,
+        activation=family.activation,
+        alpha=numbers.number("swiglu_alpha", 1.0),
+        limit=numbers.number("swiglu_limit"),
+        expert_bias=bool(family.experts and family.experts.down_bias),
     )
 
 
@@ -200,6 +207,7 @@ def _router(family: Family, numbers: Numbers, experts: int, top_k: int) -> Route
     return Router(
         scores=family.scores,
         correction=family.correction,
+        bias=family.router_bias,
         groups=groups,
         top_groups=top_groups,
         group_score=family.group_score if groups > 1 else "best",

@@ -51,6 +51,8 @@ def _attention_tensors(prefix: str, attention: Attention, hidden: int) -> list[T
     shapes = {"q": (q_rows, hidden), "k": (kv_rows, hidden), "v": (kv_rows, hidden), "o": (hidden, q_rows)}
     found = [TrunkTensor(f"{prefix}{part}.weight", "attention", shape) for part, shape in shapes.items()]
     found += [TrunkTensor(f"{prefix}{part}.bias", "bias", (shapes[part][0],)) for part in attention.bias]
+    if attention.sinks:
+        found.append(TrunkTensor(prefix + "sinks", "bias", (attention.heads,)))
     if attention.qk_norm != "none":
         per_head = attention.qk_norm == "head"
         found.append(TrunkTensor(prefix + "q_norm.weight", "norm", (attention.head_dim if per_head else q_rows,)))
@@ -87,6 +89,8 @@ def _ffn_tensors(prefix: str, ffn: Ffn, hidden: int) -> list[TrunkTensor]:
     if not ffn.experts:
         return gated("ffn", "ffn", ffn.width)
     found = [TrunkTensor(prefix + "router.weight", "router", (ffn.experts, hidden))]
+    if ffn.router.bias:
+        found.append(TrunkTensor(prefix + "router.bias", "bias", (ffn.experts,)))
     if ffn.router.correction:
         found.append(TrunkTensor(prefix + "router.correction", "bias", (ffn.experts,)))
     if ffn.shared_width:
@@ -185,7 +189,10 @@ def _attention_json(attention: Attention) -> dict[str, Any]:
         "qk_norm": attention.qk_norm,
         "qkv_clip": exact(attention.clip),
         "rope": attention.rope,
-        **_without({"norm_after_rope": attention.norm_after_rope}, {"norm_after_rope": False}),
+        **_without(
+            {"norm_after_rope": attention.norm_after_rope, "sinks": attention.sinks},
+            {"norm_after_rope": False, "sinks": False},
+        ),
     }
 
 
@@ -200,7 +207,11 @@ def _ffn_json(ffn: Ffn, encodings: dict[str, str]) -> dict[str, Any]:
         "normalize": ffn.router.normalize,
         "scaling": exact(ffn.router.scaling),
         **_router_json(ffn.router),
-        "activation": "silu",
+        "activation": ffn.activation,
+        **_without(
+            {"alpha": exact(ffn.alpha), "limit": exact(ffn.limit), "expert_bias": ffn.expert_bias},
+            {"alpha": 1.0, "limit": 0.0, "expert_bias": False},
+        ),
         "shared_width": ffn.shared_width,
         "shared_gate": ffn.shared_gate,
         "encodings": encodings,

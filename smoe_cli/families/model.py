@@ -31,6 +31,7 @@ class Attention:
     window: int = 0
     qk_norm: str = "none"
     norm_after_rope: bool = False
+    sinks: bool = False
     clip: float = 0.0
     bias: tuple[str, ...] = ()
     rope: int = 0
@@ -43,6 +44,7 @@ class Router:
 
     scores: str = "softmax"
     correction: bool = False
+    bias: bool = False
     groups: int = 1
     top_groups: int = 1
     group_score: str = "best"
@@ -64,6 +66,10 @@ class Ffn:
     shared_width: int = 0
     shared_gate: bool = False
     bias: bool = False  # of the dense or the always-on part
+    activation: str = "silu"
+    alpha: float = 1.0
+    limit: float = 0.0
+    expert_bias: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,27 @@ numbers. No family name appears in code.
 
 Keys of a family file:
 
-    name, model_types, architectures   how a checkpoint is recognised base                               the family
-    whose tables this one starts from; what it states itself comes on top chat_template                      file in
-    chat_templates/ for checkpoints that ship none (optional) [config]     our name = "config key", or { key = "k" |
-    ["k1", "k2"], default = v | default_from = "rule", null = v }; "" takes back what the base has [rope]
-    theta_default (only where the family has a documented one), partial (it may rotate part of a head),
-    partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention) [norm]
-    kind = rms | layer, place = before | after | both [attention]  block, qk_norm, norm_after_rope, bias (parts that
-    have one where attention_bias is true), window_rule, latent_eps [moe]        normalize (where it is not a config
-    key), scores, correction, group_score, norm_floor, shared_gate, shared_like_experts (the shared width is a number
-    of expert widths) [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part"
-    }; {L} is the layer [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}; square_is =
-    out_in | in_out; each name may be a list of alternatives [skip]       ignore: tensors without a function; optional:
-    tensors that may be left out, with a notice [refuse]     config key = what it would switch on that no block does
-    [require]    config key = the one value (or absent) that the blocks compute"""
+    name, model_types, architectures   how a checkpoint is recognised
+    base                               the family whose tables this one starts from; what it states comes on top
+    chat_template                      file in chat_templates/ for checkpoints that ship none (optional)
+    [config]     our name = "config key", or { key = "k" | ["k1", "k2"], default = v | default_from = "rule",
+                 null = v }; "" takes back what the base has
+    [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head),
+                 partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention)
+    [norm]       kind = rms | layer, place = before | after | both
+    [attention]  block, qk_norm, norm_after_rope, sinks, bias (parts that have one where attention_bias is true),
+                 window_rule, latent_eps
+    [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, router_bias,
+                 shared_gate, shared_like_experts (the shared width is a number of expert widths), activation
+    [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
+    [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}, each a name or alternatives;
+                 square_is = out_in | in_out; interleaved (gate and up are every other row of the fused matrix);
+                 gate_up_bias, down_bias with {L}: [experts, rows]; packed = mxfp4 (NAME_blocks and NAME_scales may
+                 stand for a fused NAME)
+    [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice
+    [refuse]     config key = what it would switch on that no block does
+    [require]    config key = the one value, or list of values, that the blocks compute
+"""
 
 from __future__ import annotations
 
@@ -33,7 +40,7 @@ from smoe_cli.errors import SmoeError, UnsupportedError
 
 FOLDER = Path(__file__).parent
 BLOCKS = ("gqa", "mla")
-WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer")
+WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer", "even")
 QK_NORMS = ("none", "head", "full")
 DEFAULT_RULES = ("heads", "hidden/heads")
 TAKES = ("first_half", "second_half", "latent_keys", "latent_values")
@@ -53,18 +60,31 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
     "config": None,
     "rope": ("theta_default", "partial", "partial_default", "interleaved", "dim", "latent_scale"),
     "norm": ("kind", "place"),
-    "attention": ("block", "qk_norm", "norm_after_rope", "bias", "window_rule", "latent_eps"),
+    "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "bias", "window_rule", "latent_eps"),
     "moe": (
         "normalize",
         "scores",
         "correction",
         "group_score",
         "norm_floor",
+        "router_bias",
         "shared_gate",
         "shared_like_experts",
+        "activation",
     ),
     "tensors": None,
-    "experts": ("gate", "up", "down", "fused_gate_up", "fused_down", "square_is"),
+    "experts": (
+        "gate",
+        "up",
+        "down",
+        "fused_gate_up",
+        "fused_down",
+        "square_is",
+        "interleaved",
+        "gate_up_bias",
+        "down_bias",
+        "packed",
+    ),
     "skip": ("ignore", "optional"),
     "refuse": None,
     "require": None,
@@ -94,8 +114,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Experts:
-    """Names of the routed experts' matrices, per expert and fused over all experts of a layer; alternatives in
-    order."""
+    """Names of the routed experts' matrices, per expert and fused over a layer's experts; alternatives in order."""
 
     gate: tuple[str, ...] = ()
     up: tuple[str, ...] = ()
@@ -103,6 +122,10 @@ class Experts:
     fused_gate_up: tuple[str, ...] = ()
     fused_down: tuple[str, ...] = ()
     square_is: str = ""
+    interleaved: bool = False
+    gate_up_bias: str = ""
+    down_bias: str = ""
+    packed: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +147,7 @@ class Family:
     block: str = "gqa"
     qk_norm: str = "none"
     norm_after_rope: bool = False
+    sinks: bool = False
     bias: tuple[str, ...] = ()
     window_rule: str = "none"
     latent_eps: float = 1e-6
@@ -132,6 +156,8 @@ class Family:
     correction: bool = False
     group_score: str = "best"
     norm_floor: float = 0.0
+    router_bias: bool = False
+    activation: str = "silu"
     shared_gate: bool = False
     shared_like_experts: bool = False
     experts: Experts | None = None
@@ -179,10 +205,10 @@ def _one_of(where: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _experts(where: str, raw: dict[str, Any]) -> Experts:
-    names = {
-        key: (value,) if isinstance(value, str) else tuple(value) for key, value in raw.items() if key != "square_is"
-    }
-    experts = Experts(**names, square_is=raw.get("square_is", ""))
+    names = ("gate", "up", "down", "fused_gate_up", "fused_down")
+    lists = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in raw.items() if key in names}
+    experts = Experts(**{**raw, **lists})
+    _one_of(f"{where} [experts] packed", experts.packed, ("", "mxfp4"))
     if experts.fused_gate_up:
         _one_of(f"{where} [experts] square_is", experts.square_is, ("out_in", "in_out"))
     return experts
@@ -249,6 +275,7 @@ def parse_family(text: str, where: str) -> Family:
         block=_one_of(f"{where} [attention] block", attention["block"], BLOCKS),
         qk_norm=_one_of(f"{where} [attention] qk_norm", attention.get("qk_norm", "none"), QK_NORMS),
         norm_after_rope=attention.get("norm_after_rope", False),
+        sinks=attention.get("sinks", False),
         bias=tuple(attention.get("bias", ())),
         window_rule=_one_of(f"{where} [attention] window_rule", attention.get("window_rule", "none"), WINDOW_RULES),
         latent_eps=attention.get("latent_eps", 1e-6),
@@ -257,6 +284,8 @@ def parse_family(text: str, where: str) -> Family:
         correction=moe.get("correction", False),
         group_score=_one_of(f"{where} [moe] group_score", moe.get("group_score", "best"), ("best", "best_two")),
         norm_floor=moe.get("norm_floor", 0.0),
+        router_bias=moe.get("router_bias", False),
+        activation=_one_of(f"{where} [moe] activation", moe.get("activation", "silu"), ("silu", "swiglu_clamped")),
         shared_gate=moe.get("shared_gate", False),
         shared_like_experts=moe.get("shared_like_experts", False),
         experts=_experts(where, raw["experts"]) if "experts" in raw else None,

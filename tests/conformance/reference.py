@@ -17,6 +17,8 @@ from smoe_cli import _core
 # Matrices that convert never quantises below source precision, and vectors that are stored with an axis of one.
 KEPT = ("shared_expert_gate.weight", ".mlp.gate.", ".gate.weight", ".router.", "e_score_correction_bias")
 
+TURNED = ("gpt_oss", "llama4_text")  # families whose experts stand as [experts, in, out]
+
 
 @dataclass
 class Reference:
@@ -46,8 +48,12 @@ def quantize(model: Any, encoding: str) -> None:
             if name.endswith("kv_b_proj.weight"):
                 weight.copy_(torch.from_numpy(_latent_round_trip(model.config, encoding, values)))
                 continue
-            flat = values.reshape(-1, weight.shape[-1])
-            weight.copy_(torch.from_numpy(round_trip(encoding, flat)).reshape(weight.shape))
+            if name.endswith("_bias"):
+                continue
+            turned = weight.ndim == 3 and model.config.model_type in TURNED  # [experts, in, out]
+            rows = np.ascontiguousarray(values.transpose(0, 2, 1)) if turned else values
+            stored = round_trip(encoding, rows.reshape(-1, rows.shape[-1])).reshape(rows.shape)
+            weight.copy_(torch.from_numpy(stored.transpose(0, 2, 1) if turned else stored))
 
 
 def _latent_round_trip(config: Any, encoding: str, weight: np.ndarray) -> np.ndarray:

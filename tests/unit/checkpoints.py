@@ -59,6 +59,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "norm_topk_prob": False},
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
+    "gpt_oss": {**LOCAL, "head_dim": 16, "sliding_window": 16},
 }
 ITEM = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}
 
@@ -164,13 +165,18 @@ class FakeCheckpoint:
 def expert_shapes(family: Family, arch: Arch) -> dict[str, tuple[int, ...]]:
     """One by one, where the family has them so; else fused."""
     found: dict[str, tuple[int, ...]] = {}
+    turned = family.experts is not None and family.experts.square_is == "in_out"
     for index in arch.moe_layers():
         assert family.experts is not None
         ffn = arch.layers[index].ffn
         if not family.experts.gate:
             gate_up, down = family.experts.fused_gate_up[0], family.experts.fused_down[0]
-            found[gate_up.replace("{L}", str(index))] = (ffn.experts, 2 * ffn.expert_width, arch.hidden)
-            found[down.replace("{L}", str(index))] = (ffn.experts, arch.hidden, ffn.expert_width)
+            fused = {gate_up: (2 * ffn.expert_width, arch.hidden), down: (arch.hidden, ffn.expert_width)}
+            for name, shape in fused.items():
+                found[name.replace("{L}", str(index))] = (ffn.experts, *(shape[::-1] if turned else shape))
+            if ffn.expert_bias:
+                found[family.experts.gate_up_bias.replace("{L}", str(index))] = (ffn.experts, 2 * ffn.expert_width)
+                found[family.experts.down_bias.replace("{L}", str(index))] = (ffn.experts, arch.hidden)
             continue
         for expert in range(ffn.experts):
             for part in ("gate", "up", "down"):

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import FakeCheckpoint, config_of
 
 from smoe_cli.convert.checkpoint import open_checkpoint
 from smoe_cli.convert.encodings import choose_roles
 from smoe_cli.convert.plan import make_plan
+from smoe_cli.errors import CorruptError
 from smoe_cli.families.arch import resolve
 from smoe_cli.families.spec import load_families, match_family
 
@@ -130,3 +132,33 @@ def test_older_tokenizer_files_become_tokenizer_json(tiny_checkpoint: Callable[.
     text = "The quick brown fox, twice: 12345."
     built = Tokenizer.from_str(files.contents[MAIN].decode())
     assert built.encode(text).ids == Tokenizer.from_file(str(source / MAIN)).encode(text).ids
+
+
+def test_mxfp4_experts_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    """gpt-oss as it is published: blocks and scales; gate and up every other row. Every code, many exponents."""
+    torch = pytest.importorskip("torch", reason="the reference implementation")
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    config = config_of("gpt_oss", quantization_config={"quant_method": "mxfp4"}, intermediate_size=64)
+    fake, rng, packed = FakeCheckpoint(config), np.random.default_rng(0), {}
+    for name in [name for name in fake.tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, cols, rows = fake.tensors.pop(name)[1]
+        blocks = rng.integers(0, 256, (experts, rows, cols // 32, 16), np.uint8)
+        scales = rng.integers(110, 140, (experts, rows, cols // 32), np.uint8)
+        fake.tensors[f"{name}_blocks"] = ("U8", blocks.shape, blocks.tobytes())
+        fake.tensors[f"{name}_scales"] = ("U8", scales.shape, scales.tobytes())
+        unpacked = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
+        packed[name] = unpacked.numpy()  # [experts, in, out]
+    plan = make_plan(open_checkpoint(fake.write(tmp_path)), "source", choose_roles("source"))
+    reader = open_checkpoint(tmp_path).reader
+    for record in plan.experts:
+        assert set(record.encodings) == {"bf16"}
+        layer = f"model.layers.{record.layer}.mlp.experts."
+        gate_up, down = packed[layer + "gate_up_proj"][record.expert], packed[layer + "down_proj"][record.expert]
+        expected = (gate_up[:, 0::2].T, gate_up[:, 1::2].T, down.T)
+        for part, want in zip(record.parts, expected, strict=True):
+            assert (part.read(reader, 0, part.rows) == want).all()
+            assert (part.read(reader, 16, 33) == want[16:33]).all()
+    del fake.tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    with pytest.raises(CorruptError, match="down_proj_blocks has no scales"):
+        open_checkpoint(fake.write(tmp_path))

@@ -26,7 +26,7 @@ def test_every_family_plans_and_uses_every_tensor_once(family: str, tmp_path: Pa
     fake = FakeCheckpoint(config_of(family))
     plan = plan_of(fake, tmp_path)
     used = [tensor.source for tensor in plan.tensors]
-    used += [part for record in plan.experts for part in record.parts]
+    used += [part for record in plan.experts for part in (*record.parts, *record.biases)]
     assert {matrix.tensor.name for matrix in used} == set(fake.tensors)
     parts = [(matrix.tensor.name, matrix.expert, matrix.first, matrix.groups) for matrix in used]
     assert len(set(parts)) == len(parts)

@@ -51,6 +51,7 @@ struct AttentionSpec {
   uint32_t window = 0;  // positions a query sees, itself included; 0 = all
   QkNorm qk_norm = QkNorm::none;
   bool norm_after_rope = false;
+  bool sinks = false;  // each head has a learned logit that takes part in its softmax and has no value
   float qkv_clip = 0;  // q, k, v clamped to [-clip, clip]; 0 = off
   uint32_t rope = 0;   // index into ModelSpec::ropes
   // Block "mla": q through a latent of q_rank values (0 = directly), k and v through one of kv_rank.
@@ -69,6 +70,9 @@ struct ExpertEncodings {
 enum class Scores : uint8_t { softmax, sigmoid, sparsemixer };
 enum class GroupScore : uint8_t { best, best_two };  // a group counts as its best expert, or as its best two together
 
+// swiglu_clamped: min(gate, limit) * sigmoid(alpha * that) * (up within limit + 1).
+enum class Activation : uint8_t { silu, swiglu_clamped };
+
 struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   uint32_t width = 0;  // dense width; 0 for moe
   uint32_t experts = 0, top_k = 0, expert_width = 0;
@@ -82,6 +86,9 @@ struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   float scaling = 1.0f;       // and then multiplied by this
   uint32_t shared_width = 0;  // width of the always-on expert, 0 = none
   bool shared_gate = false;   // its output is multiplied by sigmoid(shared_gate . x)
+  Activation activation = Activation::silu;
+  float alpha = 1, limit = 0;  // of swiglu_clamped
+  bool expert_bias = false;    // each expert's three matrices have biases, in its record
   ExpertEncodings encodings;
   bool is_moe() const { return experts > 0; }
 };
@@ -118,10 +125,11 @@ struct ModelSpec {
 // with the right shape. Errors: Code::corrupt, naming the field.
 Result<ModelSpec> parse_manifest(const std::string& json);
 
-// Bytes of an expert's three matrices inside its record: gate [width, hidden], up, down [hidden, width], each at a
-// 64-byte boundary; `length` is padded to kRecordAlignment.
+// Bytes of an expert's three matrices inside its record: gate [width, hidden], up, down [hidden, width], then, where
+// its experts have them, their biases as float32, each at a 64-byte boundary; `length` is padded to kRecordAlignment.
 struct RecordLayout {
   uint64_t gate = 0, up = 0, down = 0, end = 0, length = 0;
+  uint64_t gate_bias = 0, up_bias = 0, down_bias = 0;  // 0 = none
 };
 inline constexpr uint64_t kRecordAlignment = 16 * 1024;
 RecordLayout record_layout(const FfnSpec& ffn, uint32_t hidden);
