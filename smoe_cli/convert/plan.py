@@ -206,7 +206,8 @@ class _Builder:
             self.encoding(f"layers.{index}.experts.{part}", self.roles[f"expert.{part}"], _widest(column), cols[part])
             for part, column in zip(PARTS, zip(*sources, strict=True), strict=True)
         )
-        layout = _core.record_layout(hidden, width, *encodings, bias=ffn.expert_bias)
+        gate, up, down = encodings
+        layout = _core.record_layout(hidden, width, gate, up, down, ffn.expert_bias)
         offsets = (layout["gate"], layout["up"], layout["down"])
         moe_layer, length = self.arch.moe_layers().index(index), layout["length"]
         biases = self._biases(index) if ffn.expert_bias else [()] * ffn.experts
