@@ -1,4 +1,4 @@
-"""Published models as their config.json states them, from header-only checkpoints: the family resolves, every tensor has
+"""Published models as their config.json states them, from header-only checkpoints: the family resolves, each tensor has
 its place, and the numbers of parameters are those that the models are known by."""
 
 from __future__ import annotations
