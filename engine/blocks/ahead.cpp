@@ -1,41 +1,58 @@
 #include "blocks/ahead.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace smoe {
 namespace {
 
-// Of E experts, choices made evenly leave E * exp(-choices / E) unused: from here on less than a tenth.
-bool uses_nearly_all(const FfnSpec& spec, size_t rows) { return rows * spec.top_k * 2 >= size_t{spec.experts} * 5; }
-
-// The coming layer's choice, were it made now, into ws.ahead_experts, best first. False if its router cannot be asked.
+// The coming layer's choice, were it made now, into ws.ahead_chosen. False if its router cannot be asked.
 bool guess(const Compute& c, const Ahead& ahead, Workspace& ws) {
   const Matrix& w = ahead.router->logits.weight;
   if (c.format(w) != ActFormat::none) return false;  // the buffers of quantised activations hold this layer's input
   const float* x = ahead.x;
   if (ahead.norm->weight != nullptr) {
-    normalize_row(c, ahead.norm_kind, *ahead.norm, x, w.cols, ahead.norm_eps, ws.ahead_normed);
-    x = ws.ahead_normed;
+    x = ws.block_out;  // nothing is in it before the layer's first expert
+    c.pool->run(ahead.rows, [&](size_t t, size_t) {
+      normalize_row(c, ahead.norm_kind, *ahead.norm, ahead.x + t * w.cols, w.cols, ahead.norm_eps,
+                    ws.block_out + t * w.cols);
+    });
   }
   Workspace aside = ws;  // this layer's choice stays where it is
-  aside.chosen = ws.ahead_experts;
+  aside.chosen = ws.ahead_chosen;
   aside.weights = ws.ahead_weights;
   Activations input(nullptr, nullptr);
-  input.bind(x, 1, w.cols);
+  input.bind(x, ahead.rows, w.cols);
   route(c, *ahead.spec, *ahead.router, input, aside);
   return true;
 }
 
+// Distinct experts of ws.ahead_chosen into ws.ahead_experts, those that most rows chose first; of equals the one that
+// was chosen first. How many.
+size_t rank(const FfnSpec& spec, size_t rows, Workspace& ws) {
+  uint32_t* uses = ws.ahead_uses;
+  std::fill_n(uses, spec.experts, 0u);
+  size_t distinct = 0;
+  for (size_t i = 0; i < rows * spec.top_k; ++i)
+    if (uses[ws.ahead_chosen[i]]++ == 0) ws.ahead_experts[distinct++] = ws.ahead_chosen[i];
+  // Insertion, for it is stable without memory of its own; there are some hundreds at most.
+  for (size_t i = 1; i < distinct && rows > 1; ++i)
+    for (size_t j = i; j > 0 && uses[ws.ahead_experts[j]] > uses[ws.ahead_experts[j - 1]]; --j)
+      std::swap(ws.ahead_experts[j], ws.ahead_experts[j - 1]);
+  return distinct;
+}
+
+// Reads on a guess for each one of --spec: for one row one, about what a disk does while a layer's attention is
+// computed. Attention grows with the rows, and so does the certainty that the experts most chosen will be asked for.
+size_t reads_ahead(size_t rows) { return rows == 1 ? 1 : 4 + rows / 4; }
+
 }  // namespace
 
 void read_ahead(const Compute& c, const Ahead& ahead, ExpertCache& cache, Workspace& ws) {
-  const FfnSpec& spec = *ahead.spec;
-  if (uses_nearly_all(spec, ahead.rows)) {
-    std::iota(ws.ahead_experts, ws.ahead_experts + spec.experts, 0u);
-    cache.prefetch(ahead.moe_layer, ws.ahead_experts, spec.experts, UINT32_MAX);
-  } else if (ahead.rows == 1 && ahead.most > 0 && guess(c, ahead, ws)) {
-    cache.prefetch(ahead.moe_layer, ws.ahead_experts, spec.top_k, ahead.most);
-  }
+  if (ahead.most == 0 || !guess(c, ahead, ws)) return;
+  const size_t distinct = rank(*ahead.spec, ahead.rows, ws);
+  cache.prefetch(ahead.moe_layer, ws.ahead_experts, distinct,
+                 static_cast<uint32_t>(ahead.most * reads_ahead(ahead.rows)));
 }
 
 }  // namespace smoe

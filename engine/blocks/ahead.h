@@ -21,12 +21,11 @@ struct Ahead {
   uint32_t moe_layer = 0;
   size_t rows = 0;  // that it will compute
 
-  const float* x = nullptr;  // [hidden] the stream as it is now, of the row in decode
-  uint32_t most = 0;         // reads on a guess, in decode
+  const float* x = nullptr;  // [rows, hidden] the stream as it is now
+  uint32_t most = 0;         // reads on a guess for one row; 0 = none
 };
 
-// Decode: the coming layer's router on this layer's stream. A batch that will use nearly all of its experts: all of
-// them, in the file's order.
+// Asks the coming layer's router what it would choose for this layer's stream, and has that read.
 void read_ahead(const Compute& c, const Ahead& ahead, ExpertCache& cache, Workspace& ws);
 
 }  // namespace smoe

@@ -54,10 +54,11 @@ struct Workspace {
   uint32_t* expert_order = nullptr;  // [experts] distinct experts in order of first use
   uint32_t* expert_uses = nullptr;   // [experts] rows that chose each of these
 
-  // Of the layer to come, for one row.
-  float* ahead_normed = nullptr;      // [hidden]
-  uint32_t* ahead_experts = nullptr;  // [experts]
-  float* ahead_weights = nullptr;     // [experts]
+  // Guessed of the layer to come.
+  uint32_t* ahead_chosen = nullptr;   // [T, top_k]
+  float* ahead_weights = nullptr;     // [T, top_k]
+  uint32_t* ahead_experts = nullptr;  // [experts] distinct ones
+  uint32_t* ahead_uses = nullptr;     // [experts]
 
   float* logits = nullptr;  // [kHeadRows, vocab]
 };

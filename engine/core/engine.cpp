@@ -11,6 +11,7 @@
 #include "core/info.h"
 #include "core/sampler.h"
 #include "experts/trace.h"
+#include "util/prefault.h"
 #include "vault/vault.h"
 
 namespace smoe {
@@ -79,6 +80,7 @@ class EngineImpl final : public Engine {
   Trunk trunk_;
   Scratch scratch_;
   AlignedBuffer slots_;
+  Prefault prefault_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<TraceWriter> trace_file_;  // outlives the cache, which writes to it
   std::unique_ptr<ExpertCache> cache_;
@@ -115,6 +117,8 @@ Status EngineImpl::set_up(const Log& log) {
   }
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);
 
+  SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
+  prefault_.start(slots_.data(), slots_.size());
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));
   if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
   SMOE_ASSIGN(scratch_, Scratch::allocate(vault_.model, plan_.chunk, p.threads));
@@ -138,9 +142,11 @@ Status EngineImpl::open_cache(const Log& log) {
   config.verify_reads = options_.verify_reads;
   if (options_.cache_policy.empty()) options_.cache_policy = kDefaultPolicy;
   config.policy = options_.cache_policy;
-  SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
   config.memory = slots_.data();
-  config.discard = [this](uint64_t offset, uint64_t bytes) { slots_.discard(offset, bytes); };
+  config.discard = [this](uint64_t offset, uint64_t bytes) {
+    prefault_.stop();
+    slots_.discard(offset, bytes);
+  };
   SMOE_TRY(open_trace(config.policy));
   config.log = trace_file_.get();
   ReaderOptions reads;

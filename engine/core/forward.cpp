@@ -19,7 +19,8 @@ Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t po
   layer_trace_.clear();
   SMOE_TRY(embed(ids, T));
   fill_ropes(position, T);
-  const Ahead ahead = ahead_of(0, ws_.x, model_.layers.size() > 1 ? T : T - first);
+  const size_t rows = model_.layers.size() > 1 ? T : T - first;
+  const Ahead ahead = ahead_of(0, ws_.x + (T - rows) * model_.hidden, rows);
   if (ahead.router != nullptr) read_ahead(compute_, ahead, cache_, ws_);
   lap_.into(&buckets_.other);
   for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, kv, T, position, first));
@@ -40,6 +41,7 @@ Status Forward::embed(const int32_t* ids, size_t T) {
     for (size_t i = 0; model_.embed_scale != 1 && i < H; ++i) x[i] *= model_.embed_scale;
     return Status::ok();
   };
+  for (size_t t = 0; t < T; ++t) trunk_.expect_embedding(static_cast<uint64_t>(ids[t]));
   std::atomic<bool> failed = false;
   compute_.pool->run(T, [&](size_t t, size_t) {
     if (!row(t).is_ok()) failed = true;
@@ -105,7 +107,7 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows, size_t rows_of_nex
   read(x, w.ffn_norm, rows, &input);
   lap_.into(&buckets_.other);
   if (spec.is_moe()) {
-    const Ahead ahead = ahead_of(i + 1, x, rows_of_next);
+    const Ahead ahead = ahead_of(i + 1, x + (rows - rows_of_next) * model_.hidden, rows_of_next);
     SMOE_TRY(moe(compute_, spec, w.moe, cache_, input, ws_, ws_.block_out, ready_,
                  ahead.router != nullptr ? &ahead : nullptr, &lap_, &buckets_));
     if (trace_ != nullptr) layer_trace_.emplace_back(ws_.chosen, ws_.chosen + rows * spec.top_k);

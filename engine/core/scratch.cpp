@@ -88,9 +88,10 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
   l.take(w->expert_begin, e.experts + 1);
   l.take(w->expert_order, e.experts);
   l.take(w->expert_uses, e.experts);
-  l.take(w->ahead_normed, hidden);
+  l.take(w->ahead_chosen, pairs);
+  l.take(w->ahead_weights, pairs);
   l.take(w->ahead_experts, e.experts);
-  l.take(w->ahead_weights, e.experts);
+  l.take(w->ahead_uses, e.experts);
 }
 
 uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memory, Workspace* w) {

@@ -83,6 +83,13 @@ Status Trunk::embedding(uint64_t id, float* row, float* staging) const {
   return Status::ok();
 }
 
+void Trunk::expect_embedding(uint64_t id) const {
+  if (embed_.data != nullptr || !scout_.is_open()) return;
+  const uint64_t bytes = row_bytes(embed_.encoding, embed_.cols);
+  posix_fadvise(scout_.fd(), static_cast<off_t>(embed_offset_ + id * bytes), static_cast<off_t>(bytes),
+                POSIX_FADV_WILLNEED);
+}
+
 void Trunk::preload_embedding() const {
   if (!scout_.is_open()) return;
   const auto bytes = static_cast<off_t>(stored_bytes(embed_.encoding, embed_.layout, embed_.rows, embed_.cols));

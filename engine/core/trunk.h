@@ -31,6 +31,8 @@ class Trunk {
   // Reads and checks every tensor it keeps. Errors: Code::corrupt naming the tensor, Code::resources.
   static Result<Trunk> load(const VaultFile& vault);
 
+  // embedding() of this id follows: begins to read it if it is on disk.
+  void expect_embedding(uint64_t id) const;
   // Row `id` of the embedding, float32 [hidden]. `staging` has room for hidden floats. From any thread. Errors:
   // Code::io, Code::corrupt.
   Status embedding(uint64_t id, float* row, float* staging) const;
