@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +71,12 @@ def serve(request: ServeRequest) -> int:
         if prepared.service.fleet.engine.pid is None:
             sock.close()
             raise
-    _greet(request, prepared, sock)
+    # uvicorn ends by raising again what it was stopped with: an interrupt is one for main, the end on demand is none.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    server = Server(config(build(prepared.service, prepared.rules)), prepared.service)
+    server.on_start = lambda: _greet(prepared, sock)
     try:
-        Server(config(build(prepared.service, prepared.rules)), prepared.service).run(sockets=[sock])
+        server.run(sockets=[sock])
     finally:
         prepared.service.fleet.engine.stop()
     return 0
@@ -138,13 +143,18 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self.on_start: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._service.stop_runs()
         await super().shutdown(sockets)
 
 
-def _greet(request: ServeRequest, prepared: Prepared, sock: socket.socket) -> None:
+def _greet(prepared: Prepared, sock: socket.socket) -> None:
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     base = f"http://{shown}:{port}"
