@@ -67,11 +67,13 @@ class Queue {
     changed_.notify_all();
   }
 
-  // The oldest job, which stays in the queue until pop(), so that CANCEL finds it; null at the end.
-  std::shared_ptr<Job> wait_front() {
+  // The oldest job, which stays in the queue until pop(), so that CANCEL finds it; null at the end. False: neither came
+  // in time.
+  bool wait_front(std::chrono::milliseconds most, std::shared_ptr<Job>* job) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closed_ || !jobs_.empty(); });
-    return jobs_.empty() ? nullptr : jobs_.front();
+    if (!changed_.wait_for(lock, most, [&] { return closed_ || !jobs_.empty(); })) return false;
+    *job = jobs_.empty() ? nullptr : jobs_.front();
+    return true;
   }
 
   // Before the reply's last word: a CANCEL that the client sends after that word must find the next request, or
@@ -252,6 +254,14 @@ void read_lines(Wire& wire, Queue& queue, const Engine& engine, const Sampling& 
   queue.close();
 }
 
+// Waits for a request; the engine does its upkeep meanwhile. Null at the end.
+std::shared_ptr<Job> next_job(Queue& queue, Engine& engine) {
+  using std::chrono::milliseconds;
+  std::shared_ptr<Job> job;
+  for (bool busy = true; !queue.wait_front(milliseconds(busy ? 0 : 250), &job);) busy = engine.idle();
+  return job;
+}
+
 }  // namespace
 
 Status serve(Engine& engine, Wire& wire, const ServeOptions& options, const Log& log) {
@@ -259,7 +269,7 @@ Status serve(Engine& engine, Wire& wire, const ServeOptions& options, const Log&
   std::thread reader([&] { read_lines(wire, queue, engine, options.defaults); });
   bool alive = true;
   while (alive) {
-    const std::shared_ptr<Job> job = queue.wait_front();
+    const std::shared_ptr<Job> job = next_job(queue, engine);
     if (!job) break;
     Reply reply(wire, log, job->command.request, job, &queue);
     Status status = run(engine, job->command, reply, options, log);

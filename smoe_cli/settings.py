@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -48,6 +49,18 @@ def ledger() -> Path:
     with contextlib.suppress(OSError):  # the engine says what is wrong with it, and plans without
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / "engines"
+
+
+def history(vault: Path) -> Path:
+    """The file in which engines keep how often each expert of a vault is used: beside the vault, or below the state
+    folder where its own may not be written."""
+    beside = vault.with_suffix(".usage")
+    if os.access(beside if beside.exists() else vault.parent, os.W_OK) and os.access(vault.parent, os.W_OK):
+        return beside
+    folder = state_dir() / "usage"
+    with contextlib.suppress(OSError):  # the engine says what is wrong with it, and starts cold the next time
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{vault.stem}-{hashlib.sha256(str(vault.resolve()).encode()).hexdigest()[:16]}.usage"
 
 
 def state_dir() -> Path:

@@ -10,6 +10,8 @@
 #include "core/forward.h"
 #include "core/info.h"
 #include "core/sampler.h"
+#include "core/upkeep.h"
+#include "experts/history.h"
 #include "experts/trace.h"
 #include "util/prefault.h"
 #include "vault/vault.h"
@@ -48,6 +50,7 @@ class EngineImpl final : public Engine {
   Result<std::vector<float>> logits(const std::vector<int32_t>& ids, size_t prefill) override;
   std::vector<int32_t> route_trace() const override { return trace_; }
   void reset() override;
+  bool idle() override { return upkeep_->idle(); }
   Buckets buckets() const override { return forward_->buckets(); }
 
  private:
@@ -84,6 +87,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<TraceWriter> trace_file_;  // outlives the cache, which writes to it
   std::unique_ptr<ExpertCache> cache_;
+  std::unique_ptr<Upkeep> upkeep_;
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<Sampler> sampler_;
   std::vector<std::unique_ptr<Conversation>> conversations_;
@@ -130,6 +134,9 @@ Status EngineImpl::set_up(const Log& log) {
   pool_ = std::make_unique<ThreadPool>(p.threads);
   sampler_ = std::make_unique<Sampler>(vault_.model.vocab);
   const Compute compute{kernels_, pool_.get(), p.float_activations};
+  const std::string fingerprint = options_.history.empty() ? "" : history_fingerprint(vault_.manifest_json);
+  upkeep_ =
+      std::make_unique<Upkeep>(*cache_, plan_, Upkeep::Config{options_.history, fingerprint, "", options_.warm}, log);
   forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute, options_.spec);
   return Status::ok();
 }
@@ -324,6 +331,7 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
   SMOE_TRY(sampler_->begin(request, options_.penalty_exempt));
   Outcome outcome;
   Counters& n = outcome.counters;
+  upkeep_->before_request();
   begin_counters(&n);
   Conversation& c = conversation(request.session);
   n.prompt_tokens = static_cast<uint32_t>(request.ids.size());
@@ -345,6 +353,7 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
   forward_->lap(&Buckets::other);
   if (request.report_buckets) outcome.buckets = forward_->buckets();
   end_counters(&n);
+  upkeep_->after_request();
   if (trace_file_) SMOE_TRY(trace_file_->flush());
   if (!status.is_ok()) return status;  // what was appended before the failure stays a valid prefix
   return outcome;
@@ -405,8 +414,9 @@ void EngineImpl::reset() {
 }
 
 std::string EngineImpl::info_json() const {
-  return engine_info(vault_.model, plan_, kernels_->name, options_.plan, cache_->reader().stats(),
-                     options_.cache_policy);
+  const Residency& held = cache_->residency();
+  const CacheInfo cache{options_.cache_policy, std::min(held.slots(), plan_.slots), held.held(), upkeep_->warmed()};
+  return engine_info(vault_.model, plan_, kernels_->name, options_.plan, cache_->reader().stats(), cache);
 }
 
 }  // namespace

@@ -8,7 +8,14 @@
 
 namespace smoe {
 
+struct CacheInfo {
+  std::string policy;
+  uint32_t open_slots = 0;  // fewer than planned while the machine is short of memory
+  uint32_t resident = 0;    // experts
+  uint32_t warmed = 0;      // read without having been asked for, since the start
+};
+
 std::string engine_info(const ModelSpec& model, const Plan& plan, const char* isa, const PlanOptions& options,
-                        const ReadStats& reads, const std::string& cache_policy);
+                        const ReadStats& reads, const CacheInfo& cache);
 
 }  // namespace smoe

@@ -57,6 +57,7 @@ class SlotCache : public ExpertCache {
     guesses_.reserve(widest);
     guessed_.reserve(config_.slots);
     free_.reserve(config_.slots);
+    touched_.assign(config_.slots, false);
     for (uint32_t slot = config_.slots; slot-- > 0;) free_.push_back(slot);
   }
   ~SlotCache() override {
@@ -75,6 +76,7 @@ class SlotCache : public ExpertCache {
   void resize(uint32_t slots) override;
   void seed(const std::vector<float>& counts) override { residency_.seed(counts); }
   const Residency& residency() const override { return residency_; }
+  uint32_t touched_slots() const override { return touched_slots_; }
   CacheStats stats() const override { return stats_; }
   const Reader& reader() const override { return *reader_; }
 
@@ -117,7 +119,9 @@ class SlotCache : public ExpertCache {
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_, closed_;  // slots
   std::vector<uint32_t> evicted_;        // scratch of resize()
-  uint32_t in_flight_ = 0;               // all reads
+  std::vector<bool> touched_;            // [slot], read into since it was opened
+  uint32_t touched_slots_ = 0;
+  uint32_t in_flight_ = 0;  // all reads
   CacheStats stats_;
 
   // The open fetch.
@@ -278,6 +282,8 @@ void SlotCache::prefetch(uint32_t moe_layer, const uint32_t* experts, size_t cou
 void SlotCache::submit(uint32_t slot, uint32_t record) {
   slots_[slot].record = record;
   slots_[slot].loading = true;
+  if (!touched_[slot]) ++touched_slots_;
+  touched_[slot] = true;
   ++in_flight_;
   const ExpertRecord& place = place_of(record);
   reader_->submit({place.offset, static_cast<size_t>(place.length), memory(slot), slot});
@@ -420,6 +426,8 @@ void SlotCache::resize(uint32_t slots) {
     const uint32_t slot = free_.back();
     free_.pop_back();
     closed_.push_back(slot);
+    if (touched_[slot]) --touched_slots_;
+    touched_[slot] = false;
     reader_->forget(memory(slot), config_.slot_bytes);
     if (config_.discard) config_.discard(slot * config_.slot_bytes, config_.slot_bytes);
   }

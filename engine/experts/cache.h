@@ -101,6 +101,7 @@ class ExpertCache {
   virtual void seed(const std::vector<float>& counts) = 0;
 
   virtual const Residency& residency() const = 0;
+  virtual uint32_t touched_slots() const = 0;  // that have memory: read into since they were opened
   virtual CacheStats stats() const = 0;
   virtual const Reader& reader() const = 0;
 };

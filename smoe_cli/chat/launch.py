@@ -75,7 +75,8 @@ def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
     if measured or notice:
         console.say(notice or f"notice: settings from {profile.path_for(model.vault).name}")
     flags = profile.apply(flags, measured)
-    return EngineSpec(model.vault, flags, model.tokenizer.exempt_ids(model.eos_ids), settings.ledger())
+    exempt = model.tokenizer.exempt_ids(model.eos_ids)
+    return EngineSpec(model.vault, flags, exempt, settings.ledger(), settings.history(model.vault))
 
 
 def start(chat: Chat) -> None:

@@ -26,12 +26,14 @@ class EngineSpec:
     flags: EngineFlags = field(default_factory=EngineFlags)
     exempt_ids: Sequence[int] = ()
     ledger: Path | None = None  # where engines tell each other what memory they take
+    history: Path | None = None  # where it keeps how often each expert is used
 
     def argv(self) -> list[str]:
         exempt = ["--exempt", ",".join(map(str, self.exempt_ids))] if self.exempt_ids else []
         ledger = ["--ledger", str(self.ledger)] if self.ledger else []
+        history = ["--history", str(self.history)] if self.history else []
         own = ["--vault", str(self.vault), "--serve", "--raw-ids"]
-        return [str(engine_path()), *own, *self.flags.argv(), *exempt, *ledger]
+        return [str(engine_path()), *own, *self.flags.argv(), *exempt, *ledger, *history]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ struct EngineOptions {
   bool verify_reads = false;
   uint32_t io_workers = 0;              // threads that read from disk; 0 = the engine's choice
   std::string cache_policy;             // which expert gives way, by a name of experts/policy.h; "" = the default
+  std::string history;                  // file of how often each expert was used, read at open and kept; "" = none
+  bool warm = true;                     // idle() reads what was used most
   std::string trace;                    // file to write the routing trace to (experts/trace.h); "" = none
   uint32_t spec = 1;                    // records read on a guess, per layer of a token; 0 = none
   uint32_t draft = 0;                   // tokens to guess at from the conversation and verify together; 0 = off
@@ -59,6 +61,9 @@ class Engine {
   virtual std::vector<int32_t> route_trace() const = 0;
 
   virtual void reset() = 0;  // drop every session
+  // Between requests: a slice of upkeep (warming the cache, giving memory back, keeping the history), some milliseconds
+  // at most. True: there is more to do at once; false: call again after a quarter of a second.
+  virtual bool idle() { return false; }
   virtual Buckets buckets() const = 0;
 };
 

@@ -23,6 +23,15 @@ struct MachineMemory {
 // Reads /proc and the cgroup tree under `root` ("" = the real one; tests pass a fake tree).
 Result<MachineMemory> read_machine_memory(const std::string& root = "");
 
+// What could be taken now without pushing anything out but page cache: MemAvailable, or what is left of a control group
+// up the tree (its file pages count as free). 0 bytes: unknown.
+struct FreeMemory {
+  uint64_t bytes = 0;
+  // Where a group sets it, not the machine: its limit, and what its processes hold.
+  uint64_t group_limit_bytes = 0, group_used_bytes = 0;
+};
+FreeMemory read_free_memory(const std::string& root = "");
+
 enum class KvType : uint8_t { f16, f32, q8 };  // q8: blocks of 32 values, an f16 scale each
 
 struct PlanOptions {
