@@ -44,7 +44,7 @@ demo: setup $(DEMO_VAULT)  ## set up everything, convert the demo model, show it
 
 test: setup $(STAMP)-test  ## run the tests
 	build/smoe-tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not arm"
 
 check: setup $(STAMP)-test  ## types, style, formatting
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -52,8 +52,9 @@ check: setup $(STAMP)-test  ## types, style, formatting
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
 
 check-full: check  ## everything: slow tests, sanitizers, fuzzers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not arm"
 	VENV=$(VENV) scripts/sanitize.sh
+	VENV=$(VENV) scripts/check_arm.sh
 
 # The peer of the speed measurement, built from source for this CPU. Where it stands may be overridden.
 PEER_VENV ?= .venv-peer

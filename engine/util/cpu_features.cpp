@@ -2,6 +2,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <cstdint>
@@ -30,6 +34,25 @@ CpuFeatures detect() {
   f.avx2 = ymm && fma && f16c && bit(b, 5);
   const bool foundation = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F DQ BW VL
   f.avx512 = f.avx2 && zmm && foundation && bit(c, 11);                          // VNNI
+  return f;
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+CpuFeatures detect() {
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP, see getauxval(3)
+  CpuFeatures f;
+  f.dotprod = (getauxval(AT_HWCAP) & kDotProduct) != 0;
+  return f;
+}
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+CpuFeatures detect() {
+  CpuFeatures f;
+  int value = 0;
+  size_t size = sizeof(value);
+  f.dotprod = sysctlbyname("hw.optional.arm.FEAT_DotProd", &value, &size, nullptr, 0) == 0 && value != 0;
   return f;
 }
 

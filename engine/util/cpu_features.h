@@ -5,8 +5,9 @@
 namespace smoe {
 
 struct CpuFeatures {
-  bool avx2 = false;    // AVX2, FMA and F16C, and the system saves the 256-bit registers
-  bool avx512 = false;  // AVX-512 F BW VL DQ and VNNI besides, and the system saves the 512-bit and mask registers
+  bool avx2 = false;     // AVX2, FMA and F16C, and the system saves the 256-bit registers
+  bool dotprod = false;  // Arm: the dot product instructions
+  bool avx512 = false;   // AVX-512 F BW VL DQ and VNNI besides, and the system saves the 512-bit and mask registers
 };
 const CpuFeatures& cpu_features();
 

@@ -34,6 +34,7 @@ class Isa(StrEnum):
     avx2 = "avx2"
     avx512 = "avx512"
     neon = "neon"
+    neon_dot = "neon-dot"
 
 
 class Activations(StrEnum):
