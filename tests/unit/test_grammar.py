@@ -293,6 +293,15 @@ def test_a_schema_for_the_text_beside_tools(name: str, has_tokens: bool, tmp_pat
     assert setup.driver(tools_for(name), schema=SCHEMA).write(setup.spelled(head + "Well")) != ""
 
 
+def test_a_call_is_spaced_as_templates_write_it_and_an_answer_as_the_model_likes(tmp_path: Path) -> None:
+    setup = Setup("JsonTags", tmp_path, True)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city":'
+    assert setup.driver(tools_for("JsonTags"), required=True).write(setup.spelled(call + '"Rome"')) == '"Rome"'
+    assert setup.driver(tools_for("JsonTags"), required=True).write(setup.spelled(call + ' "Rome"')) == ""
+    for answer in ('{"city":"Rome"}', '{\n  "city": "Rome"\n}'):
+        assert setup.driver(tools_for("JsonTags"), schema=SCHEMA).write(answer) == ""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_is_sampled_is_a_valid_call(name: str, tmp_path: Path) -> None:
     setup = Setup(name, tmp_path, True)

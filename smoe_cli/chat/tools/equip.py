@@ -88,13 +88,13 @@ def reply_grammar(
     calls = kind(held, template.spell).grammar(lark) if kind is not None and held else None
     space = lark.terminal(_SPACE) + "?"
     if calls is None:
-        return lark.source(f"{space} {lark.json(ANY_OBJECT if schema is None else schema)}")
+        return lark.source(f"{space} {lark.json(ANY_OBJECT if schema is None else schema, tight=False)}")
     if calls.schemas:
         return lark.source(_bare(lark, space, calls, schema, required))
     if required:
         return lark.source(f"{space} {_calls(calls, parallel)}")
     if schema is not None:
-        return lark.source(f"{space} ({lark.json(schema)} | {_calls(calls, parallel)})")
+        return lark.source(f"{space} ({lark.json(schema, tight=False)} | {_calls(calls, parallel)})")
     return lark.source(_calls_in_text(lark, calls))
 
 

@@ -41,7 +41,7 @@ def reply_grammar(lark: Lark, tools: Sequence[Tool], schema: dict[str, Any] | No
         preamble = lark.rule(f"{lark.markup(f'{CHANNEL}commentary{MESSAGE}', CHANNEL, MESSAGE)} {text} {again}")
         reasoning = f"({reasoning} | {preamble})"
         head = lark.markup(f"{CHANNEL}final{MESSAGE}", CHANNEL, MESSAGE)
-        ends.append(f"{head} {text if schema is None else lark.json(schema)}")
+        ends.append(f"{head} {text if schema is None else lark.json(schema, tight=False)}")
     return f"{reasoning}* ({' | '.join(ends)})"
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _SPACING = {"whitespace_pattern": r"[ \n]{0,24}"}  # a model may indent, but not for ever
+# In a call, as templates write it: what is computed for it is found again when the call comes back.
+_TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,11 @@ class Lark:
         parts = re.split("(" + "|".join(map(re.escape, markers)) + ")", text) if markers else [text]
         return " ".join(self.marker(part) if part in markers else self.literal(part) for part in parts if part)
 
-    def json(self, schema: dict[str, Any]) -> str:
-        """A JSON value of this schema. Spacing is the only thing that a schema may not choose for itself."""
+    def json(self, schema: dict[str, Any], tight: bool = True) -> str:
+        """A JSON value of this schema, spaced as in a call or, not ``tight``, as the model likes. How it is compiled is
+        the only thing that a schema may not choose for itself."""
         own = {key: value for key, value in schema.items() if key != "x-guidance"}
-        return self.rule("%json " + json.dumps({**own, "x-guidance": _SPACING}, ensure_ascii=True))
+        return self.rule("%json " + json.dumps({**own, "x-guidance": _TIGHT if tight else _SPACING}))
 
     def text_until(self, marker: str) -> str:
         """Any text, none too, up to and with the marker."""
