@@ -119,10 +119,11 @@ def probe(render: Render) -> HistoryStyle:
     found = HistoryStyle(takes_tools=takes_tools)
     for short in (False, True):
         for bare in (False, True):
-            for as_text in (True, False):
-                style = HistoryStyle(takes_tools, True, as_text, bare, short)
-                if _writes_call(render, style):
-                    return _with_reasoning(render, _single(render, style))
+            as_object = HistoryStyle(takes_tools, True, False, bare, short)
+            as_text = _replace(as_object, arguments_as_text=True)
+            style = _better(_written_call(render, as_object), _written_call(render, as_text), as_object, as_text)
+            if style is not None:
+                return _with_reasoning(render, _single(render, style))
     return _with_reasoning(render, found)
 
 
@@ -141,12 +142,20 @@ def _call(index: int, arguments: Any = _WRITTEN) -> Message:
     return {"id": f"smoe-call-{index}", "type": "function", "function": {"name": f"f{index}", "arguments": arguments}}
 
 
-def _writes_call(render: Render, style: HistoryStyle) -> bool:
+def _better(of_object: str, of_text: str, as_object: HistoryStyle, as_text: HistoryStyle) -> HistoryStyle | None:
+    """Text where it makes no difference: then a call goes back as the model wrote it. Some templates take a text for
+    one argument, or write it as a string inside JSON."""
+    if of_object:
+        return as_text if of_text == of_object else as_object
+    return as_text if of_text else None
+
+
+def _written_call(render: Render, style: HistoryStyle) -> str:
+    """The rendered conversation from an earlier call on; empty if the call is not in it, or not as JSON or values."""
     text = _try(render, style.apply(_turns([_call(1)])), [_TOOL])
     text = text[text.find("f1") :]
-    if style.arguments_as_text:
-        return _WRITTEN in text  # to the character, not as a string inside JSON
-    return _NEEDLE in text and _KEY in text and f"'{_KEY}'" not in text and f'\\"{_KEY}' not in text
+    written = _WRITTEN in text if style.arguments_as_text else _NEEDLE in text and _KEY in text
+    return text if written and f"'{_KEY}'" not in text and f'\\"{_KEY}' not in text else ""
 
 
 def _single(render: Render, style: HistoryStyle) -> HistoryStyle:

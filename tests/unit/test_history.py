@@ -66,6 +66,11 @@ ITEMS = turns(
     "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments|items %}"
     "<arg_key>{{ k }}={{ v }}{% endfor %}{% endfor %}"
 )
+ITEMS_OR_RAW = turns(
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}{% if c.function.arguments is mapping %}"
+    "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}={{ v }}{% endfor %}"
+    "{% else %}<arg_key>raw={{ c.function.arguments }}{% endif %}{% endfor %}"
+)
 TEXT_AND_NULL = OPEN + (
     "{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}<tool_call>"
     "{{ c.function.name + c.function.arguments }}{% endfor %}{% elif m.content is not none %}" + PLAIN + "{% endif %}"
@@ -92,6 +97,7 @@ def template(folder: Path, source: str) -> ChatTemplate:
         (EITHER, HistoryStyle(True, True, arguments_as_text=True)),
         (OBJECT, HistoryStyle(True, True)),
         (ITEMS, HistoryStyle(True, True)),
+        (ITEMS_OR_RAW, HistoryStyle(True, True)),
         (TEXT_AND_NULL, HistoryStyle(True, True, arguments_as_text=True, no_content_beside_calls=True)),
         (SHORT_IDS, HistoryStyle(True, True, short_ids=True)),
         (ONE_CALL, HistoryStyle(True, True, one_call_a_message=True, reasoning_or_text=True)),

@@ -42,12 +42,11 @@ class Syntax(ABC):
     """How a model writes calls. An instance knows the tools on offer and how its tokenizer spells the markers.
 
     Subclasses set ``markers``, all the texts they look for, and, as spelled, ``openers``, where a call may begin, and
-    ``closers``: ``take`` is asked when one of them has come, and at the end; while the text is short, or with ``bare``,
-    after every piece, so that what is no call is seen at once.
+    ``closers``: ``take`` is asked when one of them has come, and at the end; and while the text is short after every
+    piece, so that what is no call is seen at once.
     """
 
     markers: ClassVar[tuple[str, ...]]
-    bare: ClassVar[bool] = False
     openers: tuple[str, ...]
     closers: tuple[str, ...]
 
@@ -128,7 +127,7 @@ class CallStream:
         """Whether something came of the call at hand; if not, more text is needed."""
         assert self._at is not None
         short = len(self._held) - self._at <= _SHORT
-        if not (self._closer_came() or short or final or self._syntax.bare):
+        if not (self._closer_came() or short or final):
             return False
         taken = self._syntax.take(self._held[self._at :], final)
         if taken is None and not final:

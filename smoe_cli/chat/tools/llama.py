@@ -21,7 +21,6 @@ _HEADS = tuple('{"' + key + '":' for key in _KEYS)
 
 class BareJson(Syntax):
     markers = (OPEN,)
-    bare = True
 
     @staticmethod
     def claims(template: str) -> bool:
