@@ -117,10 +117,10 @@ class Fleet:
 
     def _inside(self, path: Path) -> bool:
         """Whether it and what belongs to it lie in the folder, links followed."""
-        folder = self._folder.resolve()
         stem = path.name.removesuffix(registry.SUFFIX)
         parts = [path, path.with_name(f"{stem}.scout.safetensors"), path.with_name(f"{stem}.tokenizer")]
-        if all(part.resolve().is_relative_to(folder) for part in parts) and path.is_file():
+        linked = [part for part in parts if part.is_symlink()]
+        if all(part.resolve().is_relative_to(self._folder.resolve()) for part in linked) and path.is_file():
             return True
         if path.name not in self._refused:
             self._refused.add(path.name)

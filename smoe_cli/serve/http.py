@@ -1,40 +1,53 @@
-"""uvicorn's HTTP parser with a clock: a connection that does not get its request's head across in time is closed."""
+"""uvicorn's HTTP parser with a clock and a measure: a head that is too slow or too long ends its connection."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 30.0
+HEAD_BYTES = 64 << 10
 
 
-class Http(H11Protocol):
-    """The size of a head is bounded by uvicorn itself (h11_max_incomplete_event_size); the time it takes is not."""
+class Http(HttpToolsProtocol):
+    """uvicorn bounds neither the time nor the size of a request's head."""
 
     head_s = HEAD_S
+    head_bytes = HEAD_BYTES
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._head_timer: asyncio.TimerHandle = self.loop.call_later(self.head_s, self._too_slow)
+        self._expect_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_size += len(data)
         super().data_received(data)
-        if self.cycle is not None:
-            self._head_timer.cancel()
+        if self._in_head and self._head_size > self.head_bytes:
+            self._give_up()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer.cancel()
-        super().connection_lost(exc)
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._timer.cancel()
+        super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing():  # for the next request of this connection
-            self._head_timer.cancel()
-            wait = max(self.head_s, self.timeout_keep_alive)
-            self._head_timer = self.loop.call_later(wait + 1, self._too_slow)
+        busy = self.cycle is not None and not self.cycle.response_complete  # with a request that came in advance
+        if not busy and not self.transport.is_closing():
+            self._timer.cancel()
+            self._expect_head(self.timeout_keep_alive)
 
-    def _too_slow(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _expect_head(self, idle_s: float = 0) -> None:
+        self._in_head, self._head_size = True, 0
+        self._timer: asyncio.TimerHandle = self.loop.call_later(self.head_s + idle_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._in_head:
             self.transport.close()

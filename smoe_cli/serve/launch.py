@@ -133,7 +133,6 @@ def config(app: Any) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=30,
-        h11_max_incomplete_event_size=64 << 10,
     )
 
 

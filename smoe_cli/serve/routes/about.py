@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 from fastapi import FastAPI
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from smoe_cli import __version__
 from smoe_cli.registry import Vault
@@ -19,8 +19,9 @@ _PRESSURE = ((5, "critical"), (15, "high"), (30, "some"))  # per cent of the mem
 
 def routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_json(service, vault) for vault in service.fleet.vaults()]}
+    async def models() -> Response:
+        found = [model_json(service, vault) for vault in service.fleet.vaults()]
+        return JSONResponse({"object": "list", "data": found})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
