@@ -290,3 +290,56 @@ def test_settings_go_with_the_request(open_console: Open, stub: Stub) -> None:
     assert (request["temperature"], request["max_tokens"]) == (0, 50)
     assert request["chat_template_kwargs"] == {"enable_thinking": False}
     assert "top_p" not in request and "seed" not in request
+
+
+def test_a_reload_in_a_reply_keeps_what_came(open_console: Open, stub: Stub) -> None:
+    stub.replies.append([delta("Half of it"), threading.Event()])
+    page = open_console()
+    ask(page, "Tell me.")
+    expect(last(page, ".prose").last).to_have_text("Half of it")
+    page.reload()
+    expect(last(page, ".prose").last).to_have_text("Half of it")
+    expect(last(page, ".figures")).to_contain_text("was cut off")
+    stub.replies.append(reply("All of it."))
+    last(page).get_by_role("button", name="Answer again").click()
+    expect(last(page, ".prose").last).to_have_text("All of it.")
+
+
+def test_two_tabs_see_each_others_conversations(open_console: Open, stub: Stub) -> None:
+    stub.replies += [reply("One."), reply("Two.")]
+    page = open_console()
+    other = page.context.new_page()
+    other.goto(stub.url)
+    ask(page, "From the first")
+    finished(page)
+    other.locator(".row-title", has_text="From the first").click()
+    expect(last(other, ".prose").last).to_have_text("One.")
+    ask(other, "From the second")
+    finished(other, 2)
+    finished(page, 2)
+    expect(last(page, ".prose").last).to_have_text("Two.")
+
+
+def test_a_browser_without_room_says_so_and_goes_on(open_console: Open, stub: Stub) -> None:
+    stub.replies.append(reply("Fine."))
+    page = open_console()
+    page.evaluate("void (Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); })")
+    ask(page, "Is there room?")
+    finished(page)
+    expect(page.locator(".toast").first).to_contain_text("no more room")
+
+
+def test_what_lies_in_the_storage_may_be_broken(open_console: Open, stub: Stub) -> None:
+    page = open_console()
+    broken = {
+        "a": "not json",
+        "b": '{"id": 3}',
+        "c": '{"id": "c", "messages": [null, {"role": "user", "content": "ok"}]}',
+    }
+    for name, value in broken.items():
+        page.evaluate("([k, v]) => localStorage.setItem(k, v)", [f"smoe.conversation.{name}", value])
+    page.evaluate("localStorage.setItem('smoe.settings', '[broken')")
+    page.reload()
+    expect(page.locator(".row-title")).to_have_count(1)
+    page.locator(".row-title").click()
+    expect(page.locator(".bubble")).to_have_text("ok")

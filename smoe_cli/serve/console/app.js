@@ -92,7 +92,9 @@ export class App {
   /** Title, button and meters: what depends on the reply being there or coming. */
   #frame() {
     const running = Boolean(this.run);
-    document.title = `${running ? "… " : ""}${this.current.messages.length ? this.current.title : "smoe"}`;
+    const title = this.current.messages.length ? this.current.title : "smoe";
+    document.title = running ? `… ${title}` : title;
+    if (byId("heading").textContent !== title) byId("heading").textContent = title;
     const send = byId("send");
     if (send.dataset.mode !== (running ? "stop" : "send")) {
       send.dataset.mode = running ? "stop" : "send";
@@ -301,6 +303,12 @@ export class App {
     } catch (error) {
       toast(`Nothing was imported: ${error.message}.`);
     }
+  }
+
+  /** The page is left, or comes back from the browser's memory. */
+  leave(leaving) {
+    if (leaving) this.#saveRunning();
+    this.store.frozen = leaving;
   }
 
   /** Another tab changed a conversation. */

@@ -135,6 +135,8 @@ function wish(event, plain, command, writing) {
 }
 
 addEventListener("storage", (event) => app.follow(event));
+addEventListener("pagehide", () => app.leave(true));
+addEventListener("pageshow", () => app.leave(false));
 addEventListener("hashchange", () => app.open(location.hash.slice(1)));
 
 app.start();

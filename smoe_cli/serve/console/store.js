@@ -11,6 +11,7 @@ const SETTINGS = "smoe.settings";
 export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
 
 export class Store {
+  frozen = false; // the page is being left: what happens to its requests then is no news
   #all = new Map();
   #storage;
 
@@ -107,6 +108,7 @@ export class Store {
   }
 
   #write(key, value) {
+    if (this.frozen) return;
     try {
       this.#storage.setItem(key, JSON.stringify(value));
     } catch {
