@@ -1,11 +1,19 @@
 #include "core/trunk.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "quant/quant.h"
 
 namespace smoe {
 namespace {
+
+// Nanoseconds; 0 if the system does not say.
+int64_t last_change(const File& file) {
+  struct stat info{};
+  if (fstat(file.fd(), &info) != 0) return 0;
+  return int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec;
+}
 
 bool ends_with(const std::string& s, const char* tail) {
   return s.size() >= std::char_traits<char>::length(tail) && s.ends_with(tail);
@@ -64,6 +72,7 @@ Result<Trunk> Trunk::load(const VaultFile& vault) {
 
 Status Trunk::leave_on_disk(const VaultFile& vault, const std::string& name, const TensorSpec& t) {
   SMOE_ASSIGN(scout_, File::open_read(vault.scout_path));
+  scout_changed_ = last_change(scout_);
   embed_offset_ = vault.trunk.at(name).offset;
   posix_fadvise(scout_.fd(), 0, 0, POSIX_FADV_RANDOM);  // a row is all that is wanted of its neighbourhood
   matrices_[name] = {t.encoding, t.layout, t.rows, t.cols, nullptr};
@@ -79,6 +88,10 @@ Status Trunk::embedding(uint64_t id, float* row, float* staging) const {
   auto* stored = reinterpret_cast<uint8_t*>(staging);
   const uint64_t bytes = row_bytes(e.encoding, e.cols);
   SMOE_TRY(scout_.read_at(embed_offset_ + id * bytes, stored, bytes));
+  // A row has no checksum of its own. After the read, so that nothing written before it goes unseen.
+  if (last_change(scout_) != scout_changed_) {
+    return {Code::corrupt, scout_.path() + ": it was written to while in use", "start the engine again"};
+  }
   decode_rows(e.encoding, stored, e.cols, row);
   return Status::ok();
 }

@@ -56,8 +56,9 @@ class Trunk {
   AlignedBuffer memory_;
   std::map<std::string, Matrix> matrices_;
   std::map<std::string, const float*> vectors_;
-  Matrix embed_;  // no data where it stays on disk
-  File scout_;    // then this holds it
+  Matrix embed_;               // no data where it stays on disk
+  File scout_;                 // then this holds it
+  int64_t scout_changed_ = 0;  // when it was last written to, as it was opened
   uint64_t embed_offset_ = 0;
   Linear head_;
   NormWeights final_norm_;

@@ -3,9 +3,9 @@
 // which read arrives first. Single caller (the engine thread); the reader's threads only fill buffers.
 //
 // Invariants
-// - A slot is handed out only once all of its record has been read (and checked, with verify_reads); a record whose
-// read
-//   failed is not resident.
+// - A slot is handed out only once all of its record has been read (and checked, with verify_reads or after the file
+// was
+//   written to while in use); a record whose read failed is not resident.
 // - Misses are read in the caller's order, whenever a slot is free and fewer than `depth` reads are in flight.
 // - Any count of experts works with any number of slots >= 1, as long as the caller releases what it has before it asks
 //   next() for more than there are slots.

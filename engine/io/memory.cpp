@@ -42,6 +42,7 @@ class MemoryReader : public Reader, private Source {
     return true;
   }
 
+  bool changed() const override { return options_.changed && options_.changed(); }
   ReadStats stats() const override { return stats_; }
 
  private:

@@ -21,6 +21,7 @@ struct MemoryReaderOptions {
   size_t alignment = 1;                          // as direct reads have it
   std::function<Fault(uint64_t call)> fault;     // asked for each underlying read, numbered from 0
   std::function<size_t(size_t waiting)> choose;  // which of the waiting requests completes next; default the first
+  std::function<bool()> changed;                 // whether the file was written to; default no
   std::function<bool(uint64_t poll)> late;       // true: this poll() finds nothing
 };
 

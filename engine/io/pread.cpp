@@ -55,6 +55,8 @@ class PreadReader : public Reader {
     return true;
   }
 
+  bool changed() const override { return file_->changed(); }
+
   ReadStats stats() const override {
     std::lock_guard lock(mutex_);
     return stats_;

@@ -47,6 +47,8 @@ class Reader {
   // To be called before memory that was read into is given back to the system: a backend may have pinned it, and would
   // go on reading into the pages that were there. No read into it may be in flight. It may be read into again after.
   virtual void forget(const void* /*memory*/, size_t /*bytes*/) {}
+  // Whether the file was written to since it was opened, as far as its size and time of change tell.
+  virtual bool changed() const { return false; }
   virtual ReadStats stats() const = 0;
 };
 

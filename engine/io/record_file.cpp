@@ -65,6 +65,15 @@ Result<std::unique_ptr<RecordFile>> RecordFile::open(const std::string& path, Di
   return buffered;
 }
 
+RecordFile::Version RecordFile::version() const {
+  struct stat info{};
+  if (fstat(fd_, &info) != 0) return {};
+  return {static_cast<int64_t>(info.st_mtim.tv_sec), static_cast<int64_t>(info.st_mtim.tv_nsec),
+          static_cast<int64_t>(info.st_size)};
+}
+
+bool RecordFile::changed() const { return version() != opened_; }
+
 Status RecordFile::check(const ReadRequest& request) const {
   const uint64_t bits = request.offset | request.length | reinterpret_cast<uintptr_t>(request.buffer);
   if (!direct_ || bits % kIoAlignment == 0) return Status::ok();

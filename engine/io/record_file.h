@@ -26,18 +26,28 @@ class RecordFile : public Source {
   // Whether this read may be asked for: direct reads are aligned to kIoAlignment. Errors: Code::failed.
   Status check(const ReadRequest& request) const;
 
+  // Whether the file was written to since it was opened.
+  bool changed() const;
+
   int fd() const { return fd_; }
   bool direct() const { return direct_; }
   size_t alignment() const { return direct_ ? kIoAlignment : 1; }
   const std::string& path() const { return path_; }
 
  private:
-  RecordFile(std::string path, int fd, bool direct) : path_(std::move(path)), fd_(fd), direct_(direct) {}
+  struct Version {
+    int64_t seconds = 0, nanoseconds = 0, bytes = 0;
+    bool operator==(const Version&) const = default;
+  };
+  RecordFile(std::string path, int fd, bool direct)
+      : path_(std::move(path)), fd_(fd), direct_(direct), opened_(version()) {}
+  Version version() const;
   static Result<std::unique_ptr<RecordFile>> open_one(const std::string& path, bool direct);
 
   const std::string path_;
   const int fd_;
   const bool direct_;
+  const Version opened_;
 };
 
 }  // namespace smoe

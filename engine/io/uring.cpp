@@ -93,6 +93,7 @@ class UringReader : public Reader {
     }
   }
 
+  bool changed() const override { return file_.changed(); }
   ReadStats stats() const override { return stats_; }
 
  private:

@@ -429,3 +429,25 @@ TEST(cache_guesses_never_change_what_a_fetch_gives) {
     }
   }
 }
+
+// Records are checked from the moment the file was written to, whatever was asked for at the start.
+TEST(cache_checks_records_of_a_file_that_changed) {
+  bool changed = false;
+  MemoryReaderOptions options;
+  options.changed = [&] { return changed; };
+  Bench bench(2, 8, 4, options, false);
+  REQUIRE(bench.fetch(0, {0, 1}));
+  bench.bytes[5 * kRecord + 77] ^= 1;
+  const uint32_t wanted[] = {5};
+  REQUIRE(bench.cache->begin(0, wanted, 1).is_ok());
+  std::vector<ExpertRef> got;
+  CHECK(bench.cache->next(&got).is_ok());  // it does not know
+  bench.cache->end();
+  changed = true;
+  bench.bytes[6 * kRecord + 77] ^= 1;
+  Status status;
+  CHECK(!bench.fetch(0, {6}, &status));
+  CHECK(status.code() == Code::corrupt);
+  bench.bytes[6 * kRecord + 77] ^= 1;
+  CHECK(bench.fetch(0, {6, 0}));
+}

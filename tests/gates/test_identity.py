@@ -3,7 +3,8 @@
 G1  streamed == resident            G5  any number of threads
 G2  any cache size                  G6  warm == cold: append, edit, regenerate, wrapped ring, cancelled turn
 G3  direct == buffered reads,       G7  any chunk; decode == prefill
-    io_uring == pread               G8  reading ahead on guesses, any number of them, or none
+    io_uring == pread               G8  any cache policy (test_policies.py)
+G9  reading ahead on guesses, any number of them, or none
 G4  every ISA: each gate on each; integer kernels agree with scalar bit for bit
 """
 
@@ -79,7 +80,7 @@ def test_g3_read_paths(vault: Path, isa: str, truth: np.ndarray, read_mode: str,
 
 @pytest.mark.parametrize("ring", [2 * TOP_K, 11, EXPERTS * LAYERS - 1])
 @pytest.mark.parametrize("spec", [0, 1, EXPERTS])
-def test_g8_reading_ahead(vault: Path, isa: str, truth: np.ndarray, ring: int, spec: int) -> None:
+def test_g9_reading_ahead(vault: Path, isa: str, truth: np.ndarray, ring: int, spec: int) -> None:
     small = engine(vault, isa=isa, ring=ring, spec=spec)
     assert (np.asarray(small.logits(ids_of(150), prefill=40)) == truth).all()
 
