@@ -33,6 +33,21 @@ def test_a_model_is_chosen_and_answers_the_next_message(open_console: Open, stub
     assert [message["role"] for message in stub.requests[1]["messages"]] == ["user", "assistant", "user"]
 
 
+def test_what_a_model_is_and_a_damaged_one(open_console: Open, stub: Stub) -> None:
+    whole = {"converter": "smoe 0.1.0", "source": "sha256:aa", "tokenizer": "0123456789ab"}
+    stub.models[0] |= {"lineage": whole}
+    stub.models[1] |= {"complete": False, "error": "other.smoe ends 12 bytes early"}
+    page = open_console()
+    page.locator("#model-button").click()
+    tiny, other = page.locator(".menu-item").all()
+    expect(tiny).to_contain_text("tokenizer 01234567")
+    expect(tiny).to_have_attribute("title", "made by smoe 0.1.0\nsource sha256:aa\ntokenizer 0123456789ab")
+    expect(other).to_contain_text("other.smoe ends 12 bytes early")
+    expect(other).to_be_disabled()
+    page.keyboard.press("ArrowDown")
+    expect(tiny).to_be_focused()
+
+
 def test_the_context_meter_fills_and_says_once_when_full(open_console: Open, stub: Stub) -> None:
     stub.replies += [reply("a", prompt=100), reply("b", prompt=760), reply("c", prompt=1010), reply("d", prompt=1010)]
     page = open_console()

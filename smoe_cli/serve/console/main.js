@@ -15,13 +15,15 @@ const KEYS = [
   ["Alt M", "choose the model"],
   ["Ctrl K", "search conversations"],
   ["Ctrl Shift O", "new conversation"],
-  ["F2, Delete", "rename or delete, in the list"],
+  ["F2", "rename, in the list"],
+  ["Delete", "delete, in the list"],
   ["?", "this list"],
 ];
 
 // -- the message box --
 
 const prompt = byId("prompt");
+const roomy = matchMedia("(hover: hover)");
 
 function fit() {
   prompt.style.height = "auto";
@@ -45,7 +47,8 @@ byId("composer").addEventListener("submit", (event) => {
   if (app.run) return app.stop();
   if (app.send(prompt.value)) prompt.value = "";
   fit();
-  prompt.focus();
+  if (roomy.matches) prompt.focus();
+  else prompt.blur(); // the reply needs the room that the keyboard of a phone takes
 });
 
 // -- buttons --
@@ -140,4 +143,4 @@ addEventListener("pageshow", () => app.leave(false));
 addEventListener("hashchange", () => app.open(location.hash.slice(1)));
 
 app.start();
-if (matchMedia("(hover: hover)").matches) prompt.focus(); // on a phone that would open the keyboard
+if (roomy.matches) prompt.focus(); // on a phone that would open the keyboard

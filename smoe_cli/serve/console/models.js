@@ -58,13 +58,14 @@ export class ModelMenu {
 
   #item(model) {
     const chosen = model.id === this.chosen;
+    const detail = model.error ?? describe(model).slice(1).join(" · ");
     return h("button", { type: "button", role: "menuitemradio", class: "menu-item", tabindex: "-1", "aria-checked": String(chosen),
-      onclick: () => this.#pick(model) },
+      disabled: Boolean(model.error), title: lineage(model), onclick: () => this.#pick(model) },
       h("span", { class: "menu-mark" }, chosen ? icon("check") : null),
       h("span", { class: "menu-words" },
         h("span", { class: "menu-name" }, model.id, model.quant ? h("span", { class: "tag" }, model.quant) : null,
           model.active ? h("span", { class: "tag live" }, "loaded") : null),
-        h("span", { class: "menu-detail" }, describe(model).slice(1).join(" · "))));
+        h("span", { class: "menu-detail" }, detail)));
   }
 
   #pick(model) {
@@ -83,7 +84,7 @@ export class ModelMenu {
   }
 
   #key(event) {
-    const items = [...this.menu.children];
+    const items = [...this.menu.children].filter((item) => !item.disabled);
     const at = items.indexOf(document.activeElement);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
     if (event.key === "Escape") {
@@ -95,6 +96,13 @@ export class ModelMenu {
       items.at(to % items.length).focus();
     }
   }
+}
+
+/** Where a vault comes from, whole: for the tooltip. */
+function lineage({ lineage }) {
+  if (!lineage) return null;
+  const parts = [`made by ${lineage.converter}`, `source ${lineage.source}`, `tokenizer ${lineage.tokenizer}`];
+  return parts.filter((part) => !/(null|undefined)$/.test(part)).join("\n");
 }
 
 /** What a vault is, in short pieces: name, make, size, where its tokenizer and template come from. */
