@@ -102,10 +102,11 @@ class Grammar:
     """A compiled grammar. Raises UsageError, naming ``param``, for one that cannot be compiled."""
 
     def __init__(self, vocabulary: Vocabulary, lark: str, param: str) -> None:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         self.vocabulary = vocabulary
-        self._matcher = LLMatcher(vocabulary.tokens, LLMatcher.grammar_from_lark(lark), log_level=0)
+        limits = LLParserLimits(verbose_errors=False)  # a failure names no text of the reply
+        self._matcher = LLMatcher(vocabulary.tokens, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
         if self._matcher.is_error():
             raise UsageError(
                 f"{param} cannot be compiled: {_reason(self._matcher.get_error())}",

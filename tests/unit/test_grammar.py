@@ -349,6 +349,7 @@ def test_what_cannot_be_compiled_or_has_no_meaning_is_refused_by_name(model: Cha
     assert param((), ToolChoice("required")) == "tool_choice"
     assert param([NOW], ToolChoice("required", "other")) == "tool_choice"
     assert param([NOW, NOW]) == "tools"
+    assert param([Tool("two words")]) == param([Tool("")]) == param([Tool('a">')]) == "tools"
 
 
 def test_the_reason_is_said_and_the_server_s_own_grammar_is_not(model: ChatModel) -> None:

@@ -5,6 +5,7 @@ Everything that can be wrong with the request is found here, before anything is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from smoe_cli.engine.protocol import Masks
 from smoe_cli.errors import UsageError
 
 _SPACE = r"/[ \n]{1,2}/"
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 NOT_JSON = r"/[^{ \n](?s:.*)/"
 
 
@@ -54,6 +56,9 @@ def equip(
 
 def _offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     names = [tool.name for tool in tools]
+    odd = next((name for name in names if not _NAME.fullmatch(name)), None)
+    if odd is not None:  # it could not be read back from the model's writing
+        raise UsageError(f"a tool is named {odd!r}", "letters, digits and _ - . : / make a name", param="tools")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"two tools are named {twice!r}", param="tools")
