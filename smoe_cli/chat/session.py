@@ -29,9 +29,10 @@ class Engine(Protocol):
 @dataclass(frozen=True)
 class TurnOptions:
     """``max_tokens`` None: what is left of the window. ``thinking`` None: as the template has it; ``switches`` are
-    further variables for the template. ``tools`` are on offer, and calls of them are looked for; what may be asked of
-    the calls is in ``hooks`` (see chat/tools/equip.py). ``slide`` false: a prompt over the window is refused.
-    ``logprobs``: alternatives to report beside each token, None for no report at all."""
+    further variables for the template; ``begun`` is the beginning of the reply, which it goes on with. ``tools`` are
+    on offer, and calls of them are looked for; what may be asked of the calls is in ``hooks`` (see
+    chat/tools/equip.py). ``slide`` false: a prompt over the window is refused. ``logprobs``: alternatives to report
+    beside each token, None for no report at all."""
 
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
@@ -45,6 +46,7 @@ class TurnOptions:
     logprobs: int | None = None
     tools: Sequence[Tool] = ()
     switches: dict[str, Any] = field(default_factory=dict)
+    begun: str = ""
     hooks: Hooks = field(default_factory=Hooks)
 
 
@@ -57,7 +59,8 @@ def render(model: ChatModel, messages: Sequence[Message], options: TurnOptions) 
 
     def rendered(some: Sequence[Message]) -> Prompt:
         switches = {"enable_thinking": options.thinking, **options.switches}
-        return model.template.render(some, [tool.for_template() for tool in options.tools] or None, **switches)
+        tools = [tool.for_template() for tool in options.tools] or None
+        return model.template.render(some, tools, options.begun, **switches)
 
     prompt = rendered(messages)
     if len(prompt.ids) > options.window:

@@ -70,23 +70,28 @@ class ChatTemplate:
             self.turn_end_ids = [stop for stop in stops if stop is not None]
         self.reasoning_tags = next((pair for pair in REASONING_TAGS if self._knows(pair[1])), None)
 
-    def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, **switches: Any) -> Prompt:
-        """Ids of the conversation, ready for the assistant's reply. ``switches`` go to the template, None left out.
-        With tools, or calls among the messages, it is ``for_tools()`` that renders."""
+    def render(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, begun: str = "", **switches: Any
+    ) -> Prompt:
+        """Ids of the conversation, ready for the assistant's reply, whose beginning may be ``begun``. ``switches`` go
+        to the template, None left out. With tools, or calls among the messages, it is ``for_tools()`` that renders."""
         plain = [_flat(message) for message in messages]
         if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
             capable = self.for_tools()
             if capable is not self:
-                return capable.render(messages, tools, **switches)
+                return capable.render(messages, tools, begun, **switches)
         if any(set(message) - {"role", "content"} for message in plain):
             plain = self.style.apply(plain)
         if "developer" not in self.source:
             plain = [{**m, "role": "system"} if m["role"] == "developer" else m for m in plain]
-        marker = _free_marker(plain, tools, self.source)
+        marker = _free_marker(plain, tools, begun, self.source)
         marked = [self._mark_message(message, marker) for message in plain]
         text = self._render(marked, self._mark(tools, marker), True, switches)
-        ids = self.tokenizer.encode_marked(text, marker, self._control)
         opened = self.reasoning_tags is not None and text.rstrip().endswith(self.reasoning_tags[0])
+        if begun and opened:
+            raise UsageError("the model reasons before it answers: its answer cannot be begun for it", param="messages")
+        text += self._mark(begun, marker)
+        ids = self.tokenizer.encode_marked(text, marker, self._control)
         return Prompt(ids, text.replace(marker, ""), opened)
 
     def _render(self, messages: list[Message], tools: Any, generation: bool, switches: dict[str, Any]) -> str:

@@ -45,6 +45,20 @@ class Loaded:
         return self.model.template.has_thinking_switch()
 
     @cached_property
+    def capabilities(self) -> tuple[str, ...]:
+        """In Ollama's words."""
+        try:
+            template = self.model.template
+        except UsageError:
+            return ("completion",)
+        thinks = ["thinking"] if template.reasoning_tags else []
+        try:
+            template.for_tools()
+        except UsageError:
+            return ("completion", *thinks)
+        return ("completion", "tools", *thinks)
+
+    @cached_property
     def token_text(self) -> TokenText:
         return TokenText(self.model.tokenizer.backend)
 

@@ -46,7 +46,7 @@ class TurnRequest:
     effort: str | None = None  # how hard to think, in the client's word
     effort_is_hint: bool = False  # it may go unheard where the model knows no such thing
     switches: dict[str, Any] = field(default_factory=dict)  # further variables for the template
-    continues: bool = False  # the last message is the assistant's, and the reply is to go on with it
+    begun: str = ""  # the beginning of the reply, which is to go on with it
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ MAX_STOPS = 64
 # Variables that a template is rendered with anyway: no business of a client's.
 _OURS = {
     "messages", "conversations", "tools", "documents", "chat_template", "add_generation_prompt", "enable_thinking",
+    "begun",
 }  # fmt: skip
 
 
@@ -124,10 +125,8 @@ class Preparer:
     def _dressed(self, request: TurnRequest, loaded: Loaded, options: TurnOptions) -> tuple[list[Message], TurnOptions]:
         """The messages, and the options with what concerns a conversation only."""
         template = template_of(loaded)
-        if request.continues:
-            raise UnsupportedError("the last message is the assistant's: it cannot be gone on with", param="messages")
         thinking, switches = thinking_of(request, template, loaded)
-        options = replace(options, thinking=thinking, switches=switches)
+        options = replace(options, thinking=thinking, switches=switches, begun=request.begun)
         options = equip(loaded.model, options, request.tools, request.tool_choice, request.response_format)
         return noise.quiet(request.messages), options
 

@@ -79,10 +79,6 @@ class Service:
             self._memory.stop()
             self.queue.abandon(self._warming)
 
-    def capabilities(self, loaded: Loaded) -> list[str]:
-        """In Ollama's words."""
-        return ["completion"]
-
     async def switch(self, loaded: Loaded) -> None:
         """Load this model when what waits has been answered. Raises what keeps it from starting."""
         run = Run(lambda: self._switch(loaded), self.fleet.engine.cancel, self.ping_s)

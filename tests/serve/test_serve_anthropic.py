@@ -126,3 +126,23 @@ def test_blocks_are_numbered_without_gaps(start: Start, fake: FakeEngineFiles, t
     ]
     closed = [event["index"] for event in events if event["type"] == "content_block_stop"]
     assert opened == [(0, "thinking"), (1, "text")] and closed == [0, 1]
+
+
+def test_a_begun_reply_is_gone_on_with(start: Start, fake: FakeEngineFiles, tmp_path: Path) -> None:
+    fake.write([ids(" Rome.")])
+    api = client(start()).messages
+    begun: list[Any] = [*HELLO, {"role": "assistant", "content": "It is<|im_end|>"}]
+    reply = api.create(model="", max_tokens=9, messages=begun)
+    assert reply.content[0].model_dump()["text"] == " Rome."
+    plain = made.byte_level()
+    control = plain.token_to_id("<|im_end|>")
+    prompt = fake.prompts()[0]
+    assert plain.decode(prompt, skip_special_tokens=False).endswith("assistant\nIt is<|im_end|>")
+    assert prompt.count(control) == 1  # what was begun is people's text: its marker is no control token
+    assert api.count_tokens(model="", messages=begun).input_tokens == len(prompt)
+    for wrong in ("It is ", [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]):
+        with pytest.raises(anthropic.BadRequestError):
+            api.create(model="", max_tokens=9, messages=[*HELLO, {"role": "assistant", "content": wrong}])  # type: ignore[typeddict-item]
+    ShellVault(THINKING).make(tmp_path)
+    with pytest.raises(anthropic.BadRequestError, match="reasons before"):
+        client(start(tmp_path)).messages.create(model="", max_tokens=9, messages=begun)

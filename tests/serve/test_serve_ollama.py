@@ -71,7 +71,7 @@ def test_what_clients_ask_about_models(start: Start, fake: FakeEngineFiles) -> N
     (model,) = api.list().models
     assert model.model == "tiny" and model.size and model.details and model.details.quantization_level == "q8"
     shown = api.show("tiny")
-    assert shown.capabilities and "completion" in shown.capabilities and shown.template == made.CHATML
+    assert shown.capabilities == ["completion", "tools", "thinking"] and shown.template == made.CHATML
     assert shown.modelinfo and shown.modelinfo["qwen2_moe.expert_count"] == 4
     assert server.get("/api/version").json()["version"].count(".") == 2
     with pytest.raises(ollama.ResponseError) as error:

@@ -70,8 +70,10 @@ class CountBody(Body):
     def request(self, limits: Limits | None = None) -> TurnRequest:
         self.check_fields()
         config = self.output_config or {}
+        messages = [*system_of(self.system), *(one for message in self.messages for one in messages_of(message))]
         return TurnRequest(
-            messages=[*system_of(self.system), *(one for message in self.messages for one in messages_of(message))],
+            messages=messages,
+            begun=_begun(messages.pop()) if self.messages[-1].role == "assistant" else "",
             limits=limits or Limits(model=self.model),
             tools=tuple(_tool(tool, index) for index, tool in enumerate(self.tools or [])),
             tool_choice=_choice(self.tool_choice),
@@ -79,7 +81,6 @@ class CountBody(Body):
             thinking=_thinking(self.thinking),
             effort=config.get("effort"),
             effort_is_hint=True,
-            continues=self.messages[-1].role == "assistant",
         )
 
 
@@ -100,6 +101,16 @@ class MessagesBody(CountBody):
                 stop=tuple(text for text in self.stop_sequences or [] if text),
             )
         )
+
+
+def _begun(message: dict[str, Any]) -> str:
+    """A last message of the assistant's is one to go on with."""
+    text = str(message["content"])
+    if message.get("tool_calls"):
+        raise UsageError("the last message is a tool_use without its tool_result", param="messages")
+    if text != text.rstrip():
+        raise UsageError("the assistant's last message, to be gone on with, ends in white space", param="messages")
+    return text
 
 
 def system_of(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:

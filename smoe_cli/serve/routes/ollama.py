@@ -73,4 +73,6 @@ def routes(app: FastAPI, service: Service) -> None:
             raise Refused(404, f"model {name!r} not found", code="model_not_found")
         about = model_json(service, vault)
         loaded = await checked(lambda: service.fleet.open(name))
-        return ollama.show_json(about, service.capabilities(loaded), loaded.model.template_source, vault.manifest)
+        return await checked(
+            lambda: ollama.show_json(about, list(loaded.capabilities), loaded.model.template_source, vault.manifest)
+        )

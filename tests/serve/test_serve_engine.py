@@ -1,0 +1,130 @@
+"""The real engine behind the server, on a tiny random model: seeds, prefixes, sessions, scores, leaving clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoe_cli.engine.process import engine_path
+from smoe_cli.errors import EngineError
+from tests.serve import serving
+from tests.serve.serving import Leaver, Running, sse, text_of, wait_for
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+WARM = {"temperature": 1.0, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_vault: Callable[..., tuple[Path, Path]]) -> Iterator[Running]:
+    try:
+        engine_path()
+    except EngineError as error:
+        pytest.skip(f"{error.text}: the real engine is not tested")
+    vault = tiny_vault("qwen3_moe", "q8")[1]
+    flags = {"ctx": 512, "threads": 1, "sessions": 2}
+    running = serving.run(serving.request(vault.parent, str(vault), flags))
+    yield running
+    running.stop()
+
+
+def ask(server: Running, *texts: str, **more: Any) -> dict[str, Any]:
+    """The reply to a conversation; texts of user and assistant in turn."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    reply = server.post(CHAT, {"messages": messages, **WARM, **more})
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def said(reply: dict[str, Any]) -> str:
+    message = reply["choices"][0]["message"]
+    return str(message.get("reasoning_content", "")) + "|" + str(message["content"])
+
+
+def cached(reply: dict[str, Any]) -> int:
+    return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a7_the_same_seed_is_the_same_text_and_it_is_echoed(server: Running) -> None:
+    replies = [ask(server, "hello", seed=42, temperature=0.8) for _ in range(2)]
+    assert said(replies[0]) == said(replies[1]) and [reply["seed"] for reply in replies] == [42, 42]
+    again = ask(server, "hello", seed=42, temperature=0.8, n=2)
+    assert said(again) == said(replies[0])
+
+
+def test_r11_without_a_seed_the_replies_differ_and_the_echoed_one_repeats_it(server: Running) -> None:
+    replies = [ask(server, "hello") for _ in range(3)]
+    assert len({said(reply) for reply in replies}) == 3
+    assert said(ask(server, "hello", seed=replies[0]["seed"])) == said(replies[0])
+
+
+def test_streamed_is_buffered(server: Running) -> None:
+    content = {"messages": [{"role": "user", "content": "hello"}], **WARM, "seed": 7}
+    whole = server.post(CHAT, content).json()
+    events = sse(server.stream(CHAT, content))
+    assert text_of(events) == whole["choices"][0]["message"]["content"]
+
+
+def test_two_conversations_in_turn_both_stay_in_the_cache_and_change_nothing(server: Running) -> None:
+    first, second = "the first conversation, about rivers", "quite another one, about mountains and lakes"
+    alone = {text: said(ask(server, text, "yes", "and more", seed=1)) for text in (first, second)}
+    server.service.fleet.engine.reset()
+    server.service.sessions.clear()
+    for text in (first, second):
+        assert cached(ask(server, text, seed=1)) <= 12  # the template's own beginning at most
+    for text in (first, second, first, second):
+        reply = ask(server, text, "yes", "and more", seed=1)
+        assert said(reply) == alone[text]
+        assert cached(reply) > len(text.split())
+
+
+def test_r16_an_edited_second_turn_is_warm_up_to_the_edit(server: Running) -> None:
+    texts = ["one thing about rivers", "yes", "a second question, as it was asked at first"]
+    before = ask(server, *texts, seed=3)
+    edited = ask(server, *texts[:2], "another second question", seed=3)
+    assert 0 < cached(edited) < before["usage"]["prompt_tokens"]
+    server.service.fleet.engine.reset()
+    cold = ask(server, *texts[:2], "another second question", seed=3)
+    assert cached(cold) == 0 and said(cold) == said(edited)
+
+
+def test_a4_the_engine_stops_within_a_token_and_keeps_what_it_has(server: Running) -> None:
+    content = {"messages": [{"role": "user", "content": "hello there"}], **WARM, "max_tokens": 500, "seed": 5}
+    content["logit_bias"] = {str(token): -100 for token in server.service.fleet.active.model.eos_ids}
+    for streamed in (True, False):
+        made = server.service.metrics.completion_tokens
+        client = Leaver(server.base, CHAT, {**content, "stream": streamed})
+        assert wait_for(lambda: server.service.queue.running, 10)
+        time.sleep(0.05)
+        client.leave()
+        assert server.idle(2)
+        assert server.service.metrics.completion_tokens - made < 500
+    assert said(ask(server, "hello there", seed=5)) == said(ask(server, "hello there", seed=5))
+
+
+def test_scores_of_an_echoed_prompt_are_those_of_generating_it(server: Running) -> None:
+    made = server.post(
+        TEXT, {"prompt": "hello", "max_tokens": 6, "logprobs": 3, "temperature": 0, "repetition_penalty": 1}
+    )
+    choice = made.json()["choices"][0]
+    tokens = server.service.fleet.active.model.tokenizer
+    prompt = tokens.encode_document("hello" + choice["text"])
+    scored = server.post(TEXT, {"prompt": prompt, "max_tokens": 0, "logprobs": 3, "echo": True}).json()["choices"][0]
+    count = len(tokens.encode_document("hello"))
+    assert scored["text"].endswith(choice["text"]) and scored["logprobs"]["token_logprobs"][0] is None
+    if prompt[count:] and len(prompt) == count + len(choice["logprobs"]["tokens"]):
+        again = scored["logprobs"]["token_logprobs"][count:]
+        assert again == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-3)
+    for value, top in zip(
+        scored["logprobs"]["token_logprobs"][1:], scored["logprobs"]["top_logprobs"][1:], strict=True
+    ):
+        assert max(top.values()) >= value - 1e-6 and 1 <= len(top) <= 3
+
+
+def test_s5_on_a_model_that_reasons(server: Running) -> None:
+    reply = ask(server, "hello", chat_template_kwargs={"enable_thinking": True}, seed=1)
+    assert reply["choices"][0]["finish_reason"] in ("length", "stop")
