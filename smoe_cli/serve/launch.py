@@ -16,7 +16,8 @@ import uvicorn
 
 from smoe_cli import settings
 from smoe_cli.chat.launch import ChatRequest
-from smoe_cli.errors import SmoeError, UsageError
+from smoe_cli.chat.model import ChatModel
+from smoe_cli.errors import UnsupportedError, UsageError
 from smoe_cli.serve.app import build
 from smoe_cli.serve.fleet import Fleet
 from smoe_cli.serve.guard import Guard
@@ -64,13 +65,14 @@ def serve(request: ServeRequest) -> int:
     _log_to_stderr()
     prepared = prepare(request)
     sock = listen(request.host, request.port)  # before the engine, which takes longer to fail
+    engine = prepared.service.fleet.engine
     try:
-        prepared.service.fleet.engine.start()
-        _ = prepared.service.fleet.first.template  # imports what rendering needs; a model without one serves the rest
-    except SmoeError:
-        if prepared.service.fleet.engine.pid is None:
-            sock.close()
-            raise
+        warm_up(prepared.service.fleet.first)
+        engine.start()
+    except BaseException:
+        engine.stop()
+        sock.close()
+        raise
     # uvicorn ends by raising again what it was stopped with: an interrupt is one for main, the end on demand is none.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server = Server(config(build(prepared.service, prepared.rules)), prepared.service)
@@ -78,8 +80,17 @@ def serve(request: ServeRequest) -> int:
     try:
         server.run(sockets=[sock])
     finally:
-        prepared.service.fleet.engine.stop()
+        engine.stop()
     return 0
+
+
+def warm_up(model: ChatModel) -> None:
+    """Load the template, and with it what rendering needs. A model that has none serves all but chat; one whose
+    template cannot be used is an error."""
+    try:
+        _ = model.template
+    except UnsupportedError as error:
+        log.warning("%s: %s; everything but chat is served", model.id, error.text)
 
 
 def prepare(request: ServeRequest) -> Prepared:

@@ -19,7 +19,7 @@ import httpx
 from smoe_cli.chat.launch import ChatRequest
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.serve.app import build
-from smoe_cli.serve.launch import Prepared, Server, ServeRequest, config, listen, prepare
+from smoe_cli.serve.launch import Prepared, Server, ServeRequest, config, listen, prepare, warm_up
 from tests.unit import tokenizers_made as made
 from tests.unit.tiny_vault import TinyVault
 
@@ -109,7 +109,7 @@ def run(request: ServeRequest, wrap: Callable[[Any], Any] = lambda app: app, **s
     prepared = prepare(request)
     for name, value in service.items():
         setattr(prepared.service, name, value)
-    _ = prepared.service.fleet.first.template  # as smoe serve does before it listens
+    warm_up(prepared.service.fleet.first)
     sock = listen(request.host, request.port)
     server = Server(config(wrap(build(prepared.service, prepared.rules))), prepared.service)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
