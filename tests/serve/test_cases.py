@@ -503,3 +503,127 @@ def test_s5_thinking_is_switched_and_refused_where_it_cannot_be(
     assert plain.chat(reasoning_effort="none").status_code == 400
     assert plain.post(MESSAGES, {**ROUTES[MESSAGES], "thinking": {"type": "disabled"}}).status_code == 400
     assert plain.post(OLLAMA_CHAT, {**ROUTES[OLLAMA_CHAT], "think": False}).status_code == 400
+
+
+# -- tools and formats --
+
+TWO_CALLS = (
+    'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+CALLS = [("weather", {"city": "Rome"}), ("weather", {"city": "Oslo", "days": 2})]
+FUNCTION = {"name": "weather", "description": "tells the weather", "parameters": SCHEMA}
+TOOLS: dict[str, Any] = {
+    CHAT: [{"type": "function", "function": FUNCTION}],
+    RESPONSES: [{"type": "function", **FUNCTION}],
+    MESSAGES: [{"name": "weather", "description": "tells the weather", "input_schema": SCHEMA}],
+    OLLAMA_CHAT: [{"type": "function", "function": FUNCTION}],
+}
+Found = tuple[list[str], list[tuple[str, Any]], str]  # ids, calls, why it ended
+
+
+def calls_of(path: str, body: dict[str, Any]) -> Found:
+    if path == CHAT:
+        choice = body["choices"][0]
+        calls = choice["message"]["tool_calls"]
+        assert all(isinstance(call["function"]["arguments"], str) for call in calls)
+        named = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+        return [call["id"] for call in calls], named, choice["finish_reason"]
+    if path == MESSAGES:
+        blocks = [block for block in body["content"] if block["type"] == "tool_use"]
+        return [block["id"] for block in blocks], [(b["name"], b["input"]) for b in blocks], body["stop_reason"]
+    if path == RESPONSES:
+        items = [item for item in body["output"] if item["type"] == "function_call"]
+        return [i["call_id"] for i in items], [(i["name"], json.loads(i["arguments"])) for i in items], body["status"]
+    calls = list(body["message"]["tool_calls"])
+    named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    return [call["id"] for call in calls], named, body["done_reason"]
+
+
+def joined(path: str, text: str) -> dict[str, Any]:
+    """A streamed reply as the whole one would be, put together as that protocol's clients do."""
+    if path == CHAT:
+        choices = [choice for event in sse(text) for choice in event.get("choices", [])]
+        calls: dict[int, dict[str, Any]] = {}
+        for delta in [call for choice in choices for call in choice["delta"].get("tool_calls", [])]:
+            call = calls.setdefault(delta["index"], {"id": "", "function": {"name": "", "arguments": ""}})
+            call["id"] += delta.get("id", "")
+            for key in ("name", "arguments"):
+                call["function"][key] += delta["function"].get(key, "")
+        assert list(calls) == [0, 1]
+        return {
+            "choices": [
+                {"message": {"tool_calls": list(calls.values())}, "finish_reason": choices[-1]["finish_reason"]}
+            ]
+        }
+    if path == MESSAGES:
+        blocks: list[dict[str, Any]] = []
+        reason = ""
+        for event in sse(text):
+            if event["type"] == "content_block_start":
+                assert event["index"] == len(blocks)
+                blocks.append({**event["content_block"], "json": ""})
+            elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+                blocks[event["index"]]["json"] += event["delta"]["partial_json"]
+            elif event["type"] == "message_delta":
+                reason = event["delta"]["stop_reason"]
+        content = [{**block, "input": json.loads(block["json"] or "{}")} for block in blocks]
+        return {"content": content, "stop_reason": reason}
+    if path == RESPONSES:
+        return dict(sse(text)[-1]["response"])
+    lines = [json.loads(line) for line in text.splitlines()]
+    calls_made = [call for line in lines for call in line["message"].get("tool_calls", [])]
+    return {"message": {"tool_calls": calls_made}, "done_reason": lines[-1]["done_reason"]}
+
+
+@pytest.mark.parametrize("path", TOOLS)
+def test_a2_two_calls_streamed_and_whole(start: Start, fake: FakeEngineFiles, path: str) -> None:
+    fake.write([ids(TWO_CALLS)])
+    server = start()
+    content = json.loads(json.dumps({**ROUTES[path], "tools": TOOLS[path]}).replace("64", "400"))
+    whole = calls_of(path, server.post(path, content).json())
+    streamed = calls_of(path, joined(path, server.stream(path, content)))
+    ends = {CHAT: "tool_calls", MESSAGES: "tool_use", RESPONSES: "completed", OLLAMA_CHAT: "stop"}
+    assert whole[1:] == (CALLS, ends[path]) and streamed == whole  # ids too
+    assert len(set(whole[0])) == 2 and all(whole[0])
+
+
+@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"type": "string", "pattern": "("}, {"$ref": "#/nowhere"}])
+@pytest.mark.parametrize("path", TOOLS)
+def test_a9_a_schema_that_cannot_be_compiled_is_refused(
+    start: Start, fake: FakeEngineFiles, path: str, schema: dict[str, Any]
+) -> None:
+    named = {"type": "json_schema", "name": "x", "schema": schema}
+    form: dict[str, Any] = {
+        CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        RESPONSES: {"text": {"format": named}},
+        MESSAGES: {"output_config": {"format": named}},
+        OLLAMA_CHAT: {"format": schema},
+    }[path]
+    server = start()
+    server.service.fleet.active.model.manifest["arch"]["vocab"] = 512  # the shell's own is smaller than its tokenizer's
+    reply = server.post(path, {**ROUTES[path], **form})
+    assert reply.status_code == 400 and error_text(path, reply)
+    assert fake.requests() == []
+
+
+def test_a13_text_behind_a_tool_use_opens_the_next_block(start: Start, fake: FakeEngineFiles) -> None:
+    fake.write(
+        [ids(TWO_CALLS.partition('\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo')[0] + "\nThere.")]
+    )
+    server = start()
+    ask = {**ROUTES[MESSAGES], "tools": TOOLS[MESSAGES], "max_tokens": 400}
+    events = sse(server.stream(MESSAGES, ask))
+    blocks = [
+        (event["type"].removeprefix("content_block_"), event["index"], event.get("content_block", {}).get("type"))
+        for event in events
+        if event["type"] in ("content_block_start", "content_block_stop")
+    ]
+    assert blocks == [
+        ("start", 0, "text"), ("stop", 0, None), ("start", 1, "tool_use"), ("stop", 1, None),
+        ("start", 2, "text"), ("stop", 2, None),
+    ]  # fmt: skip
+    whole = server.post(MESSAGES, ask).json()
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "text"]
+    assert whole["content"][2]["text"].strip() == "There." and whole["stop_reason"] == "tool_use"
