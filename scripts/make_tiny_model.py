@@ -101,8 +101,48 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         },
     },
+    "solar_open": {**SIGMOID, "head_dim": 48},
+    "mellum": {
+        **MOE,
+        "head_dim": 48,
+        "sliding_window": 24,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "norm_topk_prob": True},
+    "gemma3": {
+        "head_dim": 48,
+        "query_pre_attn_scalar": 40,
+        "sliding_window": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "llama4": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 96,
+        "intermediate_size_mlp": 352,
+        "head_dim": 48,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 20,
+        "no_rope_layers": [1, 0, 1, 1],
+        "floor_scale": 16,
+        "attn_scale": 0.3,
+        "use_qk_norm": True,
+    },
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "clip_qkv": 1.5},
 }
+
+
+MODEL_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}  # of the text part
 
 
 def common_config(layers: int, tied: bool) -> dict[str, Any]:
@@ -132,12 +172,12 @@ def make_model(family: str, seed: int, layers: int, tied: bool, extra: dict[str,
     settings.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": theta})
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        AutoConfig.for_model(family, **settings)
+        AutoConfig.for_model(MODEL_TYPES.get(family, family), **settings)
     )
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight") or "layernorm" in name:
-                weight.normal_(1.0, 0.2)
+                weight.normal_(0.0 if family == "gemma3" else 1.0, 0.2)
             elif name.endswith((".bias", "_bias", ".sinks")):
                 weight.normal_(0.0, 0.3)
             elif "embed" in name or "lm_head" in name:

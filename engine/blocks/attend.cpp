@@ -58,20 +58,19 @@ void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0,
   std::fill_n(t.out, n * heads * dim, 0.0f);
   std::fill_n(t.max, n * heads, kMinusInfinity);
   std::fill_n(t.sum, n * heads, 0.0f);
-  const auto oldest = [&](uint64_t p) { return p + 1 > s.kv.window ? p + 1 - s.kv.window : 0; };
   const uint64_t first = s.position + r0, last = first + n - 1;
   // Decoding a tile pays when several queries read it; 8-bit rows are read no other way.
   const bool share = s.kv.type == KvType::q8 || (n * heads >= 4 && !s.kv.f32());
   const bool same = s.kv.keys == s.kv.values;
-  for (uint64_t tile = oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
-    const uint64_t lo = std::max(tile, oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
+  for (uint64_t tile = s.kv.oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
+    const uint64_t lo = std::max(tile, s.kv.oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
     const float* shared_values = same ? t.keys : t.values;
     if (share) {
       decode_tile(c, s.kv, s.kv.key(kv_head, lo), hi - lo + 1, t.keys);
       if (!same) decode_tile(c, s.kv, s.kv.value(kv_head, lo), hi - lo + 1, t.values);
     }
     for (size_t i = 0; i < n; ++i) {
-      const uint64_t p = first + i, from = std::max(lo, oldest(p)), to = std::min(hi, p);
+      const uint64_t p = first + i, from = std::max(lo, s.kv.oldest(p)), to = std::min(hi, p);
       if (from > to) continue;
       const void* keys = share ? static_cast<const void*>(t.keys + (from - lo) * dim) : s.kv.key(kv_head, from);
       const void* values =

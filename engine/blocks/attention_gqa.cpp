@@ -1,6 +1,7 @@
 #include "blocks/attention_gqa.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace smoe {
 namespace {
@@ -11,12 +12,29 @@ struct Angles {
   bool interleaved;
 };
 
+void normalize_unit(float* x, size_t n, float eps) {
+  float sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += x[i] * x[i];
+  const float inverse = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
+  for (size_t i = 0; i < n; ++i) x[i] *= inverse;
+}
+
 void normalize_heads(const Compute& c, const AttentionSpec& spec, const float* norm, float eps, float* row,
                      size_t heads) {
   const size_t dim = spec.head_dim;
   if (spec.qk_norm == QkNorm::full) c.kernels->rms_norm(row, norm, heads * dim, eps, row);
   if (spec.qk_norm == QkNorm::head)
     for (size_t h = 0; h < heads; ++h) c.kernels->rms_norm(row + h * dim, norm, dim, eps, row + h * dim);
+  if (spec.qk_norm == QkNorm::unit)
+    for (size_t h = 0; h < heads; ++h) normalize_unit(row + h * dim, dim, eps);
+}
+
+// Long positions have sharper attention.
+void heat(const AttentionSpec& spec, uint64_t position, float* q) {
+  if (spec.temperature == 0) return;
+  const float floors = std::floor(static_cast<float>(position + 1) / spec.temperature_floor);
+  const float factor = std::log1p(floors) * spec.temperature + 1.0f;
+  for (size_t i = 0; i < size_t{spec.heads} * spec.head_dim; ++i) q[i] *= factor;
 }
 
 // Norm, clip and rotation of one row of q or k: [heads, head_dim].
@@ -50,7 +68,10 @@ void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionW
       store_row(c, kv, k + h * dim, kv.key(h, position + t));
       store_row(c, kv, v + h * dim, kv.value(h, position + t));
     }
-    if (t >= first) finish_row(c, spec, w.q_norm, norm_eps, ws.q + (t - first) * q_row, spec.heads, angles);
+    if (t < first) return;
+    float* q = ws.q + (t - first) * q_row;
+    finish_row(c, spec, w.q_norm, norm_eps, q, spec.heads, angles);
+    heat(spec, position + t, q);
   });
   if (first == T) return;
 

@@ -20,6 +20,7 @@ size_t group_by_expert(const FfnSpec& spec, size_t rows, Workspace& ws) {
     const uint32_t at = ws.expert_begin[ws.chosen[i]]++;
     ws.pair_of[i] = at;
     ws.pair_row[at] = static_cast<uint32_t>(i / spec.top_k);
+    if (spec.scale_input) ws.pair_weight[at] = ws.weights[i];
   }
   for (size_t e = E; e > 0; --e) ws.expert_begin[e] = ws.expert_begin[e - 1];
   ws.expert_begin[0] = 0;
@@ -77,6 +78,11 @@ class Experts {
       multiply(c_, matrix(spec_.encodings.gate, record_.gate, ref.data), input_, gate_acts_, rows, 0, n, r0, r1, g,
                width);
       multiply(c_, matrix(spec_.encodings.up, record_.up, ref.data), input_, up_acts_, rows, 0, n, r0, r1, u, width);
+      for (size_t j = 0; spec_.scale_input && j < n; ++j)  // the matrices are linear: as well after them as before
+        for (size_t i = r0; i < r1; ++i) {
+          g[j * width + i] *= ws_.pair_weight[at + j];
+          u[j * width + i] *= ws_.pair_weight[at + j];
+        }
       add_bias(bias(ref, record_.gate_bias), n, r0, r1, g, width);
       add_bias(bias(ref, record_.up_bias), n, r0, r1, u, width);
       for (size_t j = 0; j < n; ++j) activate(c_, spec_, g + j * width + r0, u + j * width + r0, r1 - r0);
@@ -129,7 +135,7 @@ void combine(const Compute& c, const FfnSpec& spec, size_t rows, size_t hidden, 
   c.pool->run(rows * blocks, [&](size_t task, size_t) {
     const size_t t = task / blocks, c0 = task % blocks * columns, c1 = std::min(hidden, c0 + columns);
     for (size_t j = 0; j < K; ++j) {
-      const float weight = ws.weights[t * K + j];
+      const float weight = spec.scale_input ? 1.0f : ws.weights[t * K + j];
       const float* out = ws.pair_out + size_t{ws.pair_of[t * K + j]} * hidden;
       for (size_t i = c0; i < c1; ++i) y[t * hidden + i] += weight * out[i];
     }

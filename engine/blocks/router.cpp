@@ -9,6 +9,8 @@ namespace {
 
 constexpr float kTaken = -std::numeric_limits<float>::infinity();
 
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
 size_t best_of(const float* p, size_t n) { return static_cast<size_t>(std::max_element(p, p + n) - p); }
 
 // Takes the largest `k` of p[0, n) in order, best first.
@@ -75,8 +77,9 @@ void route(const Compute& c, const FfnSpec& spec, const RouterWeights& w, Activa
     if (spec.scores == Scores::sparsemixer) return sparse_mix(spec, p, chosen, weights);
     float sum = 1;
     if (spec.scores == Scores::softmax) sum = c.kernels->exp_sum(p, E, c.kernels->max_value(p, E));
-    if (spec.scores == Scores::sigmoid)
-      for (size_t i = 0; i < E; ++i) p[i] = 1.0f / (1.0f + std::exp(-p[i]));
+    // Without a correction the logits are in the same order, and do not saturate.
+    if (spec.scores == Scores::sigmoid && apart)
+      for (size_t i = 0; i < E; ++i) p[i] = sigmoid(p[i]);
     if (apart) {
       float* choice = ws.choice + t * E;
       for (size_t i = 0; i < E; ++i) choice[i] = p[i] / sum + (spec.correction ? w.correction[i] : 0.0f);
@@ -86,7 +89,7 @@ void route(const Compute& c, const FfnSpec& spec, const RouterWeights& w, Activa
     } else {
       for (size_t j = 0; j < K; ++j) {
         chosen[j] = static_cast<uint32_t>(best_of(p, E));
-        weights[j] = p[chosen[j]];
+        weights[j] = spec.scores == Scores::sigmoid ? sigmoid(p[chosen[j]]) : p[chosen[j]];
         p[chosen[j]] = kTaken;
       }
     }

@@ -50,6 +50,7 @@ struct Workspace {
   float* weights = nullptr;          // [T, top_k]
   uint32_t* pair_of = nullptr;       // [T, top_k] where the pair lies in expert order
   uint32_t* pair_row = nullptr;      // [pairs] the row a pair belongs to
+  float* pair_weight = nullptr;      // [pairs] the weight of each, where it multiplies what an expert reads
   uint32_t* expert_begin = nullptr;  // [experts + 1] first pair of each expert
   uint32_t* expert_order = nullptr;  // [experts] distinct experts in order of first use
   uint32_t* expert_uses = nullptr;   // [experts] rows that chose each of these

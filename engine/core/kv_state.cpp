@@ -7,7 +7,10 @@
 namespace smoe {
 namespace {
 
-size_t window_of(const AttentionSpec& a, uint32_t ctx) { return a.window ? std::min(a.window, ctx) : ctx; }
+size_t window_of(const AttentionSpec& a, uint32_t ctx) {
+  const uint32_t window = a.window != 0 ? std::min(a.window, ctx) : ctx;
+  return a.chunk != 0 ? std::min(a.chunk, window) : window;
+}
 
 // A chunk's rows are written before its first query reads: window + chunk rows live at once.
 size_t capacity_of(const AttentionSpec& a, uint32_t ctx, uint32_t chunk) {
@@ -40,8 +43,7 @@ Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t
     at += key_bytes(a, ctx, chunk, type);
     uint8_t* values = a.shares_values() ? keys : at;
     if (!a.shares_values()) at += key_bytes(a, ctx, chunk, type);
-    state.layers_.push_back(
-        {keys, values, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), type});
+    state.layers_.push_back({keys, values, capacity_of(a, ctx, chunk), a.head_dim, window_of(a, ctx), a.chunk, type});
   }
   return state;
 }

@@ -13,7 +13,7 @@ struct Extents {
   size_t q = 0, k = 0, v = 0, attn = 0, attend_worker = 0;
   size_t q_rank = 0, nope_q = 0, latent_q = 0, latent_out = 0;
   size_t input_rows_bytes[2] = {};  // int8 forms of the heads' batches of latent attention
-  size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0, choice = 0;
+  size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0, choice = 0, pair_weight = 0;
 
   explicit Extents(const ModelSpec& model) {
     for (const LayerSpec& layer : model.layers) {
@@ -26,6 +26,7 @@ struct Extents {
       expert_width = std::max<size_t>(expert_width, f.expert_width);
       top_k = std::max<size_t>(top_k, f.top_k);
       experts = std::max<size_t>(experts, f.experts);
+      if (f.scale_input) pair_weight = std::max<size_t>(pair_weight, f.top_k);
       if (f.correction || f.groups > 1) choice = std::max<size_t>(choice, f.experts);
     }
   }
@@ -85,6 +86,7 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
   l.take(w->weights, pairs);
   l.take(w->pair_of, pairs);
   l.take(w->pair_row, pairs);
+  l.take(w->pair_weight, T * e.pair_weight);
   l.take(w->expert_begin, e.experts + 1);
   l.take(w->expert_order, e.experts);
   l.take(w->expert_uses, e.experts);

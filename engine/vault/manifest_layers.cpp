@@ -46,12 +46,13 @@ Status optional_bool(const Fields& fields, std::string_view key, bool* out) {
 }
 
 constexpr Name<AttentionBlock> kAttentionBlocks[] = {{"gqa", AttentionBlock::gqa}, {"mla", AttentionBlock::mla}};
-constexpr Name<QkNorm> kQkNorms[] = {{"none", QkNorm::none}, {"head", QkNorm::head}, {"full", QkNorm::full}};
+constexpr Name<QkNorm> kQkNorms[] = {
+    {"none", QkNorm::none}, {"head", QkNorm::head}, {"full", QkNorm::full}, {"unit", QkNorm::unit}};
 constexpr Name<Scores> kScores[] = {
     {"softmax", Scores::softmax}, {"sigmoid", Scores::sigmoid}, {"sparsemixer", Scores::sparsemixer}};
 constexpr Name<GroupScore> kGroupScores[] = {{"best", GroupScore::best}, {"best_two", GroupScore::best_two}};
-constexpr Name<Activation> kActivations[] = {{"silu", Activation::silu},
-                                             {"swiglu_clamped", Activation::swiglu_clamped}};
+constexpr Name<Activation> kActivations[] = {
+    {"silu", Activation::silu}, {"swiglu_clamped", Activation::swiglu_clamped}, {"gelu_tanh", Activation::gelu_tanh}};
 constexpr Name<NormPlace> kNormPlaces[] = {
     {"before", NormPlace::before}, {"after", NormPlace::after}, {"both", NormPlace::both}};
 
@@ -66,7 +67,7 @@ Status read_rope_of(const Fields& fields, const ModelSpec& model, uint32_t rotat
 
 Status read_gqa(const Fields& fields, const ModelSpec& model, AttentionSpec* a) {
   SMOE_TRY(fields.only({"block", "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "qkv_clip", "rope",
-                        "norm_after_rope", "sinks"}));
+                        "norm_after_rope", "sinks", "chunk", "temperature", "temperature_floor"}));
   SMOE_TRY(fields.u32("heads", 1, limits::kHeads, &a->heads));
   SMOE_TRY(fields.u32("kv_heads", 1, a->heads, &a->kv_heads));
   if (a->heads % a->kv_heads != 0) return fields.bad("kv_heads", "does not divide heads");
@@ -77,6 +78,9 @@ Status read_gqa(const Fields& fields, const ModelSpec& model, AttentionSpec* a) 
   SMOE_TRY(fields.f32("qkv_clip", 0, std::numeric_limits<float>::max(), &a->qkv_clip));
   SMOE_TRY(optional_bool(fields, "norm_after_rope", &a->norm_after_rope));
   SMOE_TRY(optional_bool(fields, "sinks", &a->sinks));
+  SMOE_TRY(optional_u32(fields, "chunk", 0, limits::kPositions, &a->chunk));
+  SMOE_TRY(optional_f32(fields, "temperature", 0, 1e3f, &a->temperature));
+  SMOE_TRY(optional_f32(fields, "temperature_floor", 1, 1e9f, &a->temperature_floor));
   return read_rope_of(fields, model, a->head_dim, a);
 }
 
@@ -138,10 +142,10 @@ Status read_router(const Fields& fields, FfnSpec* f) {
 }
 
 Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
-  SMOE_TRY(fields.only({"block",   "experts",    "top_k",        "expert_width", "normalize",
-                        "scaling", "activation", "shared_width", "shared_gate",  "encodings",
-                        "scores",  "correction", "groups",       "top_groups",   "group_score",
-                        "jitter",  "norm_floor", "alpha",        "limit",        "expert_bias"}));
+  SMOE_TRY(fields.only({"block",      "experts",      "top_k",       "expert_width", "normalize",  "scaling",
+                        "activation", "shared_width", "shared_gate", "encodings",    "scores",     "correction",
+                        "groups",     "top_groups",   "group_score", "jitter",       "norm_floor", "alpha",
+                        "limit",      "expert_bias",  "scale_input"}));
   SMOE_TRY(fields.u32("experts", 1, limits::kExperts, &f->experts));
   SMOE_TRY(fields.u32("top_k", 1, f->experts, &f->top_k));
   SMOE_TRY(fields.u32("expert_width", 1, limits::kWidth, &f->expert_width));
@@ -150,6 +154,7 @@ Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
   SMOE_TRY(fields.u32("shared_width", 0, limits::kWidth, &f->shared_width));
   SMOE_TRY(fields.boolean("shared_gate", &f->shared_gate));
   if (f->shared_gate && f->shared_width == 0) return fields.bad("shared_gate", "is true without a shared expert");
+  SMOE_TRY(optional_bool(fields, "scale_input", &f->scale_input));
   SMOE_TRY(read_router(fields, f));
   return read_expert_encodings(fields, *f, hidden, &f->encodings);
 }

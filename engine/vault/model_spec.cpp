@@ -34,7 +34,7 @@ void add_gqa(const AttentionSpec& a, uint64_t hidden, const std::string& prefix,
   add_linear(prefix + "v", kv, hidden, out);
   add_linear(prefix + "o", hidden, q, out);
   if (a.sinks) out->push_back({prefix + "sinks", {a.heads}});
-  if (a.qk_norm == QkNorm::none) return;
+  if (a.qk_norm == QkNorm::none || a.qk_norm == QkNorm::unit) return;
   const bool head = a.qk_norm == QkNorm::head;
   out->push_back({prefix + "q_norm.weight", {head ? a.head_dim : q}});
   out->push_back({prefix + "k_norm.weight", {head ? a.head_dim : kv}});

@@ -119,6 +119,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     _notice_missing(checkpoint, missing, weight_map)
     _reconcile(checkpoint, weight_map, missing, optional)
     _notice_strays(checkpoint)
+    _rename(checkpoint)
     _split_scales(checkpoint)
     return checkpoint
 
@@ -245,6 +246,13 @@ def _notice_strays(checkpoint: Checkpoint) -> None:
     strays = sorted(path.name for path in checkpoint.folder.glob("*.safetensors") if path.name not in used)
     if strays:
         checkpoint.notices.append(f"not part of the checkpoint, not read: {', '.join(strays)}")
+
+
+def _rename(checkpoint: Checkpoint) -> None:
+    """Names by which the family knows the tensors; the tensors themselves keep the names of the files."""
+    for prefix, ours in checkpoint.family.prefix.items():
+        for name in [name for name in checkpoint.tensors if name.startswith(prefix)]:
+            checkpoint.tensors[ours + name.removeprefix(prefix)] = checkpoint.tensors.pop(name)
 
 
 def _split_scales(checkpoint: Checkpoint) -> None:

@@ -34,6 +34,7 @@ class Matrix:
     scale: SourceTensor | None = None
     scale_block: tuple[int, int] = (128, 128)
     groups: Groups | None = None
+    add: float = 0.0  # to every value
 
     @property
     def dtype(self) -> str:
@@ -55,6 +56,8 @@ class Matrix:
 
     def read(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
         """Rows [start, stop) as float32 [stop - start, cols]."""
+        if self.add:
+            return replace(self, add=0.0).read(reader, start, stop) + np.float32(self.add)
         if self.groups is not None:
             return self._read_groups(reader, self.groups, start, stop)
         if self.dtype == MXFP4:

@@ -166,7 +166,7 @@ class _Builder:
         left = sorted(set(self.checkpoint.tensors) - self.used)
         return f"not matched so far: {', '.join(left[:4])}{' ...' if len(left) > 4 else ''}" if left else ""
 
-    def matrix(self, tensor: SourceTensor, rows: int, cols: int, **where: int | bool | Groups | None) -> Matrix:
+    def matrix(self, tensor: SourceTensor, rows: int, cols: int, **where: float | Groups | None) -> Matrix:
         scale = self.checkpoint.scales.get(tensor.name)
         return Matrix(tensor, rows, cols, scale=scale, scale_block=self.checkpoint.scale_block, **where)  # type: ignore[arg-type]
 
@@ -178,11 +178,13 @@ class _Builder:
         shape = needed.shape if groups is None else groups.source_shape(rows, cols)
         if _squeezed(tensor.shape) != _squeezed(shape):
             raise CorruptError(f"{source.name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
-        encoding = self.encoding(needed.name, self.wanted(needed), tensor.dtype, cols)
+        add = self.arch.norm_offset if needed.role == "norm" else 0.0
+        wanted = "f32" if add else self.wanted(needed)
+        encoding = self.encoding(needed.name, wanted, tensor.dtype, cols)
         keeps_rows = is_plain(encoding) or (needed.role == "embed" and not self.arch.tied_head)
         layout = "rows" if keeps_rows else "panel16"
         nbytes = int(_core.stored_bytes(encoding, layout, rows, cols))
-        matrix = self.matrix(tensor, rows, cols, groups=groups)
+        matrix = self.matrix(tensor, rows, cols, groups=groups, add=add)
         return TensorOut(needed.name, needed.role, needed.shape, matrix, encoding, layout, nbytes)
 
     def wanted(self, needed: TrunkTensor) -> str:
@@ -307,6 +309,8 @@ class _Builder:
         """Notices of what is left out by rule; an error for any other tensor that nothing used."""
         left = sorted(set(self.checkpoint.tensors) - self.used)
         ignore = [pattern.replace("{L}", "*") for pattern in self.family.ignore]
+        other = [name for name in left if any(fnmatchcase(name, pattern) for pattern in self.family.modalities)]
+        left = sorted(set(left) - set(other))
         skipped = [name for name in left if any(fnmatchcase(name, pattern) for pattern in optional)]
         unknown = [name for name in left if name not in skipped and not any(fnmatchcase(name, p) for p in ignore)]
         if unknown:
@@ -315,11 +319,14 @@ class _Builder:
                 f"{len(unknown)} tensors of the checkpoint have no place in family {self.family.name}: {listed}",
                 "the model is of another make than its config.json says, or the family file lacks their names",
             )
-        return (
-            [f"left out, several tokens ahead are not predicted: {len(skipped)} tensors ({skipped[0]} ...)"]
-            if skipped
-            else []
-        )
+        notices = []
+        if skipped:
+            notices.append(
+                f"left out, several tokens ahead are not predicted: {len(skipped)} tensors ({skipped[0]} ...)"
+            )
+        if other:
+            notices.append(f"left out, only text is understood: {len(other)} tensors ({other[0]} ...)")
+        return notices
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ blocks need. Refuses what no block can compute. Pure: reads nothing but its argu
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from smoe_cli.errors import CorruptError, UnsupportedError
@@ -17,6 +18,7 @@ __all__ = ["Arch", "Attention", "Ffn", "Layer", "TrunkTensor", "arch_json", "exa
 
 # No real model is near these; a number above is a damaged config.
 MAX_LAYERS, MAX_EXPERTS = 4096, 1 << 16
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LATENT_ROWS = 16  # kernels take whole panels of rows, and latent attention multiplies each head's on its own
 
 
@@ -25,24 +27,26 @@ def resolve(family: Family, config: dict[str, Any]) -> Arch:
     numbers = Numbers(family, config)
     _refuse(family, numbers)
     layers = numbers.integer("layers", most=MAX_LAYERS)
-    rope = _rope(family, numbers)
-    windows = _windows(family, numbers, layers)
+    ropes = _ropes(family, numbers)
     return Arch(
         family=family.name,
         model_type=str(numbers.config.get("model_type") or family.model_types[0]),
         hidden=numbers.integer("hidden"),
         vocab=numbers.integer("vocab"),
-        max_positions=rope.max_positions,
+        max_positions=ropes[0].max_positions,
         norm_eps=numbers.number("norm_eps"),
         tied_head=tied_head(family, config),
-        ropes=(rope,),
+        ropes=ropes,
         layers=tuple(
-            Layer(_attention(family, numbers, windows[index]), _ffn(family, numbers, index), family.norm_place)
-            for index in range(layers)
+            Layer(attention, _ffn(family, numbers, index), family.norm_place)
+            for index, attention in enumerate(_attentions(family, numbers, layers))
         ),
+        norm_offset=family.norm_offset,
         norm=family.norm,
         head_bias=numbers.flag("head_bias"),
-        embed_scale=numbers.number("embed_scale", 1.0),
+        embed_scale=numbers.integer("hidden") ** 0.5
+        if numbers.flag("embed_scaled")
+        else numbers.number("embed_scale", 1.0),
         residual_scale=numbers.number("residual_scale", 1.0),
         logit_scale=1.0 / (numbers.number("logit_divisor", 1.0) or 1.0),
         notices=tuple(numbers.notices),
@@ -69,11 +73,34 @@ def _refuse(family: Family, numbers: Numbers) -> None:
         if found is not None and any(value not in known for value in (found if isinstance(found, list) else [found])):
             raise UnsupportedError(f"config.json: {key} {found!r} is not supported", f"supported: {known}")
     activation = numbers.raw("activation")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"config.json: activation {activation!r} is not supported", "supported: silu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(
+            f"config.json: activation {activation!r} is not supported", f"supported: {', '.join(ACTIVATIONS)}"
+        )
 
 
-def _rope(family: Family, numbers: Numbers) -> Rope:
+def _ropes(family: Family, numbers: Numbers) -> tuple[Rope, ...]:
+    """What every layer rotates by; then, where the family has it, what its layers with a window rotate by, or that some
+    do not rotate at all."""
+    config = numbers.config
+    if numbers.has("rotating"):
+        return _rope(family, numbers, config), Rope((), 1.0, numbers.integer("max_positions"))
+    if not family.by_type:
+        return (_rope(family, numbers, config),)
+    stated = config.get("rope_parameters") or {}
+    nested = {kind: stated[kind] for kind in ("full_attention", "sliding_attention") if stated.get(kind)}
+    if nested:
+        every = {**config, "rope_theta": None, "rope_scaling": None}
+        full, local = (
+            {**every, "rope_parameters": nested.get(kind)} for kind in ("full_attention", "sliding_attention")
+        )
+    else:
+        full, local = config, {"rope_theta": config.get("rope_local_base_freq")}
+    local_family = replace(family, theta_default=family.local_theta)
+    return _rope(family, numbers, full), _rope(local_family, numbers, local)
+
+
+def _rope(family: Family, numbers: Numbers, config: dict[str, Any]) -> Rope:
     given = RopeInput(
         head_dim=numbers.integer("rope_dim" if family.rope_dim == "rope_dim" else "head_dim"),
         max_positions=numbers.integer("max_positions"),
@@ -82,7 +109,6 @@ def _rope(family: Family, numbers: Numbers) -> Rope:
         partial_default=family.partial_default,
         interleaved=numbers.flag("rope_interleaved") if numbers.has("rope_interleaved") else family.interleaved,
     )
-    config = numbers.config
     if numbers.has("rotary_dim") and numbers.raw("rotary_dim"):  # an older way to say partial_rotary_factor
         config = {"partial_rotary_factor": numbers.integer("rotary_dim") / given.head_dim, **config}
     return resolve_rope(config, given, numbers.notices)
@@ -97,7 +123,12 @@ def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
     types = numbers.names("layer_types", layers, {"full_attention", "sliding_attention"})
     if types:
         return [window if kind == "sliding_attention" else 0 for kind in types]
+    if family.window_rule == "listed":
+        return [0] * layers
     first = numbers.integer("window_layers", least=0)
+    if family.window_rule == "all_but_every":
+        every = numbers.integer("window_pattern")
+        return [window if (index + 1) % every else 0 for index in range(layers)]
     if family.window_rule == "even":
         return [0 if index % 2 else window for index in range(layers)]
     if family.window_rule == "from_layer":
@@ -105,6 +136,29 @@ def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
     if family.window_rule == "even_before_layer":
         return [window if index % 2 == 0 and index < first else 0 for index in range(layers)]
     return [window] * layers
+
+
+def _attentions(family: Family, numbers: Numbers, layers: int) -> list[Attention]:
+    windows = _windows(family, numbers, layers)
+    found = [_attention(family, numbers, window) for window in windows]
+    if family.by_type:
+        return [replace(each, rope=1 if each.window else 0) for each in found]
+    return _rotating(numbers, found) if numbers.has("rotating") else found
+
+
+def _rotating(numbers: Numbers, found: list[Attention]) -> list[Attention]:
+    """Layers that rotate see one chunk of positions; the others everything, sharper with the distance."""
+    stated, every = numbers.integers("rotating"), numbers.integer("not_rotating_every")
+    rotates = stated or [int((index + 1) % every != 0) for index in range(len(found))]
+    if len(rotates) != len(found):
+        raise CorruptError(f"config.json: {numbers.key('rotating')} has {len(rotates)} entries for {len(found)} layers")
+    chunk, tuned = numbers.integer("chunk", least=0), bool(numbers.raw("temperature_on"))
+    heat = {"temperature": numbers.number("temperature"), "temperature_floor": numbers.number("temperature_floor")}
+    still = {"rope": 1, "qk_norm": "none", **(heat if tuned else {})}
+    return [
+        replace(each, chunk=chunk) if turns else replace(each, **still)  # type: ignore[arg-type]
+        for each, turns in zip(found, rotates, strict=True)
+    ]
 
 
 def _attention(family: Family, numbers: Numbers, window: int) -> Attention:
@@ -121,7 +175,7 @@ def _attention(family: Family, numbers: Numbers, window: int) -> Attention:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        scale=numbers.number("attention_scale") if numbers.has("attention_scale") else head_dim**-0.5,
+        scale=_scale(numbers, head_dim),
         window=window,
         qk_norm=family.qk_norm if normed else "none",
         norm_after_rope=family.norm_after_rope,
@@ -129,6 +183,12 @@ def _attention(family: Family, numbers: Numbers, window: int) -> Attention:
         clip=numbers.number("clip"),
         bias=bias,
     )
+
+
+def _scale(numbers: Numbers, head_dim: int) -> float:
+    if numbers.has("attention_scale"):
+        return numbers.number("attention_scale")
+    return float((numbers.number("scale_like") or head_dim) ** -0.5)
 
 
 def _latent_attention(family: Family, numbers: Numbers, heads: int, bias: tuple[str, ...]) -> Attention:
@@ -158,6 +218,9 @@ def _is_dense(numbers: Numbers, index: int) -> bool:
     types = numbers.names("ffn_types", numbers.integer("layers"), {"dense", "sparse"})
     if types:
         return types[index] == "dense"
+    listed = numbers.integers("moe_layers")
+    if listed:
+        return index not in listed
     step = numbers.integer("sparse_step") if numbers.has("sparse_step") else 1
     if index in numbers.integers("dense_layers") or (index + 1) % step:
         return True
@@ -173,7 +236,7 @@ def _ffn(family: Family, numbers: Numbers, index: int) -> Ffn:
     if not experts or _is_dense(numbers, index):
         if not numbers.has("width"):
             raise CorruptError(f"config.json makes layer {index} dense, which family {family.name} has no form for")
-        return Ffn(width=numbers.integer("width"), bias=bias)
+        return Ffn(width=numbers.integer("width"), bias=bias, activation=ACTIVATIONS[numbers.raw("activation")])
     top_k = numbers.integer("top_k", layer=index)
     if top_k > experts:
         raise CorruptError(f"config.json: {top_k} experts per token of {experts}")
@@ -191,7 +254,8 @@ def _ffn(family: Family, numbers: Numbers, index: int) -> Ffn:
         shared_width=shared_width,
         shared_gate=family.shared_gate and shared_width > 0,
         bias=bias and shared_width > 0,
-        activation=family.activation,
+        activation=family.activation or ACTIVATIONS[numbers.raw("activation")],
+        scale_input=family.scale_input,
         alpha=numbers.number("swiglu_alpha", 1.0),
         limit=numbers.number("swiglu_limit"),
         expert_bias=bool(family.experts and family.experts.down_bias),

@@ -53,7 +53,7 @@ def _attention_tensors(prefix: str, attention: Attention, hidden: int) -> list[T
     found += [TrunkTensor(f"{prefix}{part}.bias", "bias", (shapes[part][0],)) for part in attention.bias]
     if attention.sinks:
         found.append(TrunkTensor(prefix + "sinks", "bias", (attention.heads,)))
-    if attention.qk_norm != "none":
+    if attention.qk_norm not in ("none", "unit"):
         per_head = attention.qk_norm == "head"
         found.append(TrunkTensor(prefix + "q_norm.weight", "norm", (attention.head_dim if per_head else q_rows,)))
         found.append(TrunkTensor(prefix + "k_norm.weight", "norm", (attention.head_dim if per_head else kv_rows,)))
@@ -189,16 +189,25 @@ def _attention_json(attention: Attention) -> dict[str, Any]:
         "qk_norm": attention.qk_norm,
         "qkv_clip": exact(attention.clip),
         "rope": attention.rope,
-        **_without(
-            {"norm_after_rope": attention.norm_after_rope, "sinks": attention.sinks},
-            {"norm_after_rope": False, "sinks": False},
-        ),
+        **_attention_extras(attention),
     }
+
+
+def _attention_extras(attention: Attention) -> dict[str, Any]:
+    stated = {
+        "norm_after_rope": attention.norm_after_rope,
+        "sinks": attention.sinks,
+        "chunk": attention.chunk,
+        "temperature": exact(attention.temperature),
+        "temperature_floor": exact(attention.temperature_floor),
+    }
+    plain = {"norm_after_rope": False, "sinks": False, "chunk": 0, "temperature": 0.0, "temperature_floor": 1.0}
+    return _without(stated, plain)
 
 
 def _ffn_json(ffn: Ffn, encodings: dict[str, str]) -> dict[str, Any]:
     if not ffn.experts:
-        return {"block": "ffn", "width": ffn.width, "activation": "silu"}
+        return {"block": "ffn", "width": ffn.width, "activation": ffn.activation}
     return {
         "block": "moe",
         "experts": ffn.experts,
@@ -209,8 +218,13 @@ def _ffn_json(ffn: Ffn, encodings: dict[str, str]) -> dict[str, Any]:
         **_router_json(ffn.router),
         "activation": ffn.activation,
         **_without(
-            {"alpha": exact(ffn.alpha), "limit": exact(ffn.limit), "expert_bias": ffn.expert_bias},
-            {"alpha": 1.0, "limit": 0.0, "expert_bias": False},
+            {
+                "alpha": exact(ffn.alpha),
+                "limit": exact(ffn.limit),
+                "expert_bias": ffn.expert_bias,
+                "scale_input": ffn.scale_input,
+            },
+            {"alpha": 1.0, "limit": 0.0, "expert_bias": False, "scale_input": False},
         ),
         "shared_width": ffn.shared_width,
         "shared_gate": ffn.shared_gate,

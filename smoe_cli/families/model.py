@@ -32,6 +32,9 @@ class Attention:
     qk_norm: str = "none"
     norm_after_rope: bool = False
     sinks: bool = False
+    chunk: int = 0
+    temperature: float = 0.0
+    temperature_floor: float = 1.0
     clip: float = 0.0
     bias: tuple[str, ...] = ()
     rope: int = 0
@@ -70,6 +73,7 @@ class Ffn:
     alpha: float = 1.0
     limit: float = 0.0
     expert_bias: bool = False
+    scale_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Arch:
     ropes: tuple[Rope, ...]
     layers: tuple[Layer, ...]
     norm: str = "rms"
+    norm_offset: float = 0.0  # what convert adds to the norms' weights
     head_bias: bool = False
     embed_scale: float = 1.0
     residual_scale: float = 1.0

@@ -10,18 +10,22 @@ Keys of a family file:
     [config]     our name = "config key", or { key = "k" | ["k1", "k2"], default = v | default_from = "rule",
                  null = v }; "" takes back what the base has
     [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head),
-                 partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention)
-    [norm]       kind = rms | layer, place = before | after | both
+                 partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention),
+                 by_type (layers with a window have frequencies of their own, local_theta by default)
+    [norm]       kind = rms | layer, place = before | after | both, offset (added to the weights of every norm)
     [attention]  block, qk_norm, norm_after_rope, sinks, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
     [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, router_bias,
-                 shared_gate, shared_like_experts (the shared width is a number of expert widths), activation
+                 shared_gate, shared_like_experts (the shared width is a number of expert widths), scale_input,
+                 activation (where it is none of those that config.json names)
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
     [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}, each a name or alternatives;
                  square_is = out_in | in_out; interleaved (gate and up are every other row of the fused matrix);
                  gate_up_bias, down_bias with {L}: [experts, rows]; packed = mxfp4 (NAME_blocks and NAME_scales may
                  stand for a fused NAME)
-    [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice
+    [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice; modalities:
+                 tensors of what is not text, likewise
+    [prefix]     beginning of tensors' names in a checkpoint = what [tensors] and [experts] have there
     [refuse]     config key = what it would switch on that no block does
     [require]    config key = the one value, or list of values, that the blocks compute
 """
@@ -40,8 +44,8 @@ from smoe_cli.errors import SmoeError, UnsupportedError
 
 FOLDER = Path(__file__).parent
 BLOCKS = ("gqa", "mla")
-WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer", "even")
-QK_NORMS = ("none", "head", "full")
+WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer", "even", "all_but_every", "listed")
+QK_NORMS = ("none", "head", "full", "unit")
 DEFAULT_RULES = ("heads", "hidden/heads")
 TAKES = ("first_half", "second_half", "latent_keys", "latent_values")
 SCORES = ("softmax", "sigmoid", "sparsemixer")
@@ -58,8 +62,17 @@ _REQUIRED_CONFIG = (
 _REQUIRED = ("name", "model_types", "architectures", "config", "attention", "tensors")
 _TABLES: dict[str, tuple[str, ...] | None] = {
     "config": None,
-    "rope": ("theta_default", "partial", "partial_default", "interleaved", "dim", "latent_scale"),
-    "norm": ("kind", "place"),
+    "rope": (
+        "theta_default",
+        "partial",
+        "partial_default",
+        "interleaved",
+        "dim",
+        "latent_scale",
+        "by_type",
+        "local_theta",
+    ),
+    "norm": ("kind", "place", "offset"),
     "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "bias", "window_rule", "latent_eps"),
     "moe": (
         "normalize",
@@ -71,6 +84,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "shared_gate",
         "shared_like_experts",
         "activation",
+        "scale_input",
     ),
     "tensors": None,
     "experts": (
@@ -85,7 +99,8 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "down_bias",
         "packed",
     ),
-    "skip": ("ignore", "optional"),
+    "skip": ("ignore", "optional", "modalities"),
+    "prefix": None,
     "refuse": None,
     "require": None,
 }
@@ -143,7 +158,10 @@ class Family:
     rope_dim: str = "head"
     latent_scale: bool = False
     norm: str = "rms"
+    by_type: bool = False
+    local_theta: float | None = None
     norm_place: str = "before"
+    norm_offset: float = 0.0
     block: str = "gqa"
     qk_norm: str = "none"
     norm_after_rope: bool = False
@@ -157,12 +175,15 @@ class Family:
     group_score: str = "best"
     norm_floor: float = 0.0
     router_bias: bool = False
-    activation: str = "silu"
+    activation: str = ""
+    scale_input: bool = False
     shared_gate: bool = False
     shared_like_experts: bool = False
     experts: Experts | None = None
     ignore: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ()
+    prefix: dict[str, str] = field(default_factory=dict)
     refuse: dict[str, str] = field(default_factory=dict)
     require: dict[str, Any] = field(default_factory=dict)
 
@@ -271,6 +292,9 @@ def parse_family(text: str, where: str) -> Family:
         rope_dim=_one_of(f"{where} [rope] dim", rope.get("dim", "head"), ("head", "rope_dim")),
         latent_scale=rope.get("latent_scale", False),
         norm=_one_of(f"{where} [norm] kind", norm.get("kind", "rms"), ("rms", "layer")),
+        by_type=rope.get("by_type", False),
+        local_theta=rope.get("local_theta"),
+        norm_offset=norm.get("offset", 0.0),
         norm_place=_one_of(f"{where} [norm] place", norm.get("place", "before"), ("before", "after", "both")),
         block=_one_of(f"{where} [attention] block", attention["block"], BLOCKS),
         qk_norm=_one_of(f"{where} [attention] qk_norm", attention.get("qk_norm", "none"), QK_NORMS),
@@ -285,12 +309,15 @@ def parse_family(text: str, where: str) -> Family:
         group_score=_one_of(f"{where} [moe] group_score", moe.get("group_score", "best"), ("best", "best_two")),
         norm_floor=moe.get("norm_floor", 0.0),
         router_bias=moe.get("router_bias", False),
-        activation=_one_of(f"{where} [moe] activation", moe.get("activation", "silu"), ("silu", "swiglu_clamped")),
+        activation=_one_of(f"{where} [moe] activation", moe.get("activation", ""), ("", "swiglu_clamped")),
+        scale_input=moe.get("scale_input", False),
         shared_gate=moe.get("shared_gate", False),
         shared_like_experts=moe.get("shared_like_experts", False),
         experts=_experts(where, raw["experts"]) if "experts" in raw else None,
         ignore=tuple(skip.get("ignore", ())),
         optional=tuple(skip.get("optional", ())),
+        modalities=tuple(skip.get("modalities", ())),
+        prefix=raw.get("prefix", {}),
         refuse=raw.get("refuse", {}),
         require=raw.get("require", {}),
     )

@@ -68,9 +68,10 @@ def _latent_round_trip(config: Any, encoding: str, weight: np.ndarray) -> np.nda
 
 
 def _chosen(output: Any) -> torch.Tensor | None:
-    """What a router says it chose: the integers among what it returns."""
+    """What a router says it chose: the integers among what it returns, or else where its scores are not zero."""
     parts = output if isinstance(output, tuple) else (output,)
-    return next((part for part in parts if torch.is_tensor(part) and part.dtype == torch.int64), None)
+    found = next((part for part in parts if torch.is_tensor(part) and part.dtype == torch.int64), None)
+    return torch.nonzero(parts[0])[:, 1] if found is None and len(parts) == 2 else found
 
 
 def run(model: Any, ids: list[int]) -> Reference:

@@ -59,6 +59,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "norm_topk_prob": False},
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
+    "solar_open": SIGMOID,
+    "mellum": {
+        **EXPERTS,
+        "rope_parameters": {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e4}},
+    },
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "rope_local_base_freq": 1000.0,
+        "head_dim": 16,
+        "sliding_window": 16,
+        "tie_word_embeddings": False,
+    },
+    "llama4": {**LOCAL, "model_type": "llama4_text", "head_dim": 16, "intermediate_size_mlp": 96},
     "gpt_oss": {**LOCAL, "head_dim": 16, "sliding_window": 16},
 }
 ITEM = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}

@@ -255,3 +255,19 @@ def test_c8_no_head_and_not_tied_is_refused_with_the_choice(tmp_path: Path) -> N
 def test_a_tied_head_has_one_encoding(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must agree"):
         plan_of(tied(True, None), tmp_path, "q4", "embed=q8_0")
+
+
+def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Names with a prefix are the family's own without it; the tensors of the other part are left out, and said to be."""
+    text = FakeCheckpoint(config_of("llama4"))
+    want = plan_of(text, tmp_path / "text")
+    fake = FakeCheckpoint(config_of("llama4"))
+    fake.config = {"model_type": "llama4", "text_config": config_of("llama4")}
+    fake.tensors = {f"language_model.{name}": tensor for name, tensor in fake.tensors.items()}
+    fake.put("vision_model.patch.weight", fake.values("language_model.model.norm.weight"))
+    plan = plan_of(fake, tmp_path / "both")
+    assert plan.notices == ["left out, only text is understood: 1 tensors (vision_model.patch.weight ...)"]
+    assert plan.arch.layers == want.arch.layers and plan.arch.model_type == "llama4"
+    assert [tensor.source.tensor.name for tensor in plan.tensors] == [
+        f"language_model.{tensor.source.tensor.name}" for tensor in want.tensors
+    ]

@@ -363,3 +363,44 @@ def test_longrope_has_a_second_set_for_long_windows() -> None:
     assert rope.inv_freq[0] == 1.0 and rope.long_inv_freq[0] == 0.5
     stated = arch_json(arch_of("phimoe", rope_scaling=PHI_ROPE), {})["ropes"][0]
     assert stated["long_from"] == 128 and len(stated["long_inv_freq"]) == 8
+
+
+def test_layers_with_a_window_may_have_frequencies_of_their_own() -> None:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    old = arch_of("gemma3", layer_types=types, rope_theta=1e6, rope_local_base_freq=1e4)
+    new = arch_of("gemma3", layer_types=types, rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    })  # fmt: skip
+    assert old.ropes == new.ropes and len(old.ropes) == 2
+    assert [layer.attention.rope for layer in old.layers] == [1, 0, 1]
+    assert np.isclose(old.ropes[1].inv_freq[1], 1e4 ** (-1 / 8))
+    scaled = arch_of("gemma3", rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert np.isclose(scaled.ropes[0].inv_freq[0], 1 / 8) and scaled.ropes[1].inv_freq[0] == 1.0
+    pattern = arch_of("gemma3", num_hidden_layers=7, sliding_window_pattern=3)
+    assert [layer.attention.window for layer in pattern.layers] == [16, 16, 0, 16, 16, 0, 16]
+
+
+def test_gemma_s_own_ways() -> None:
+    arch = arch_of("gemma3", query_pre_attn_scalar=64)
+    assert arch.embed_scale == 8.0 and arch.norm_offset == 1.0
+    assert arch.layers[0].attention.scale == 0.125, "not of the head's size"
+    assert arch.layers[0].norms == "both" and arch.layers[0].ffn.activation == "gelu_tanh"
+    assert arch_of("gemma3", tie_word_embeddings=None).tied_head, "tied by default"
+    with pytest.raises(UnsupportedError, match="final_logit_softcapping"):
+        arch_of("gemma3", final_logit_softcapping=30.0)
+
+
+def test_layers_that_do_not_rotate() -> None:
+    arch = arch_of("llama4", num_hidden_layers=4, floor_scale=16, attn_scale=0.25)
+    assert [len(arch.ropes[layer.attention.rope].inv_freq) for layer in arch.layers] == [8, 8, 8, 0]
+    assert [layer.attention.chunk for layer in arch.layers] == [8192] * 3 + [0]
+    assert [layer.attention.qk_norm for layer in arch.layers] == ["unit"] * 3 + ["none"]
+    assert [layer.attention.temperature for layer in arch.layers] == [0.0] * 3 + [0.25]
+    assert arch.layers[0].ffn.scale_input and arch.layers[0].ffn.router.scores == "sigmoid"
+    listed = arch_of("llama4", no_rope_layers=[0, 1, 1], attn_temperature_tuning=False, interleave_moe_layer_step=2)
+    assert [layer.attention.rope for layer in listed.layers] == [1, 0, 0]
+    assert listed.layers[0].attention.temperature == 0.0
+    assert listed.moe_layers() == [1] and arch_of("llama4", moe_layers=[0, 2]).moe_layers() == [0, 2]
+    with pytest.raises(CorruptError, match="no_rope_layers has 2 entries"):
+        arch_of("llama4", no_rope_layers=[1, 0])

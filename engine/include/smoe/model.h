@@ -40,7 +40,8 @@ struct RopeSpec {
 
 enum class NormKind : uint8_t { rms, layer };            // of the residual stream; layer: mean removed, with a bias
 enum class NormPlace : uint8_t { before, after, both };  // of the norms around a layer's two blocks
-enum class QkNorm : uint8_t { none, head, full };  // RMS norm of q and k: over each head, or over all heads at once
+// RMS norm of q and k: over each head, over all heads at once, or over each head without a weight.
+enum class QkNorm : uint8_t { none, head, full, unit };
 enum class AttentionBlock : uint8_t { gqa, mla };
 
 struct AttentionSpec {
@@ -49,6 +50,9 @@ struct AttentionSpec {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0;      // multiplies q.k, usually head_dim^-0.5
   uint32_t window = 0;  // positions a query sees, itself included; 0 = all
+  uint32_t chunk = 0;   // a query sees only its own chunk of so many positions, up to itself; 0 = all
+  // Queries are multiplied by 1 + temperature * log(1 + floor((position + 1) / temperature_floor)); 0 = off.
+  float temperature = 0, temperature_floor = 1;
   QkNorm qk_norm = QkNorm::none;
   bool norm_after_rope = false;
   bool sinks = false;  // each head has a learned logit that takes part in its softmax and has no value
@@ -71,7 +75,8 @@ enum class Scores : uint8_t { softmax, sigmoid, sparsemixer };
 enum class GroupScore : uint8_t { best, best_two };  // a group counts as its best expert, or as its best two together
 
 // swiglu_clamped: min(gate, limit) * sigmoid(alpha * that) * (up within limit + 1).
-enum class Activation : uint8_t { silu, swiglu_clamped };
+// gelu_tanh: the usual approximation of GELU.
+enum class Activation : uint8_t { silu, swiglu_clamped, gelu_tanh };
 
 struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   uint32_t width = 0;  // dense width; 0 for moe
@@ -88,6 +93,7 @@ struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   bool shared_gate = false;   // its output is multiplied by sigmoid(shared_gate . x)
   Activation activation = Activation::silu;
   float alpha = 1, limit = 0;  // of swiglu_clamped
+  bool scale_input = false;    // the router's weight multiplies what an expert reads, not what it gives
   bool expert_bias = false;    // each expert's three matrices have biases, in its record
   ExpertEncodings encodings;
   bool is_moe() const { return experts > 0; }
