@@ -258,7 +258,7 @@ def test_a_tied_head_has_one_encoding(tmp_path: Path) -> None:
 
 
 def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
-    """Names with a prefix are the family's own without it; the tensors of the other part are left out, and said to be."""
+    """Names with a prefix are the family's own without it; the other part's tensors are left out, and said to be."""
     text = FakeCheckpoint(config_of("llama4"))
     want = plan_of(text, tmp_path / "text")
     fake = FakeCheckpoint(config_of("llama4"))
