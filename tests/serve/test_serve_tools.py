@@ -183,3 +183,36 @@ def test_a_marker_quoted_in_the_users_text_survives_the_round_trip(running: Runn
     assert reply.choices[0].message.content == "<tool_call> begins a call."
     sent = running.service.fleet.active.model.tokenizer.backend.decode(fake.prompts()[0], skip_special_tokens=False)
     assert said in sent
+
+
+# -- the other routes -------------------------------------------------------------------------------------------------
+
+
+def test_calls_over_responses(running: Running, fake: FakeEngineFiles) -> None:
+    fake.write([ids(TWO), ids("Sun."), ids('{"city": "Rome", "days": 3}')])
+    client = openai.OpenAI(base_url=running.base + "/v1", api_key="none", max_retries=0)
+    tools: Any = [{"type": "function", "strict": False, **WEATHER["function"]}]
+    first = client.responses.create(model="tiny", input="Rome and Oslo?", tools=tools)
+    made = [item for item in first.output if item.type == "function_call"]
+    assert [(item.name, json.loads(item.arguments)) for item in made] == [
+        ("weather", {"city": "Rome"}),
+        ("weather", {"city": "Oslo", "days": 2}),
+    ]
+    asked: Any = [{"role": "user", "content": "Rome and Oslo?"}, *(item.model_dump() for item in first.output)]
+    asked += [{"type": "function_call_output", "call_id": item.call_id, "output": "sun"} for item in made]
+    assert client.responses.create(model="tiny", input=asked, tools=tools).output_text == "Sun."
+    parsed = client.responses.parse(model="tiny", input="Rome?", text_format=Forecast)
+    assert parsed.output_parsed == Forecast(city="Rome", days=3)
+
+
+def test_calls_and_formats_over_ollama(running: Running, fake: FakeEngineFiles) -> None:
+    fake.write([ids(TWO), ids("Rome!")])
+    reply = running.post("/api/chat", {"messages": ASK, "tools": [WEATHER], "stream": False}).json()
+    assert [call["function"] for call in reply["message"]["tool_calls"]] == [
+        {"name": "weather", "arguments": {"city": "Rome"}},
+        {"name": "weather", "arguments": {"city": "Oslo", "days": 2}},
+    ]
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    schema["additionalProperties"] = False
+    held_to = running.post("/api/chat", {"messages": ASK, "format": schema, "stream": False}).json()
+    assert json.loads(held_to["message"]["content"]) == {"city": "Rome"}
