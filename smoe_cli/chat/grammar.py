@@ -121,7 +121,8 @@ class Grammar:
 class Gate:
     """Lets reasoning through unconstrained: the grammar begins behind it.
 
-    ``reasoning``: the prompt has opened it. Otherwise the model may open it with the token ``open_id``, as its first.
+    ``reasoning``: the prompt has opened it. Otherwise the model may open it with the token ``open_id``, as its first or
+    behind one of white space.
     """
 
     def __init__(
@@ -135,13 +136,20 @@ class Gate:
         self._text_of = text_of
         self.open = not reasoning
         self.open_id = None if reasoning else open_id
+        self._begun = False
 
     def accept(self, token: int) -> bool:
         """Whether the token was reasoning, and not the grammar's."""
+        if self.open and self.open_id is None:
+            return False
+        text = self._text_of(token)
         if self.open and token != self.open_id:
+            if text.isspace() and not self._begun:
+                self._begun = True
+                return True
             self.open_id = None
             return False
-        self._parser.feed(self._text_of(token))
+        self._parser.feed(text)
         self.open, self.open_id = not self._parser.reasoning, None
         return True
 

@@ -412,6 +412,16 @@ def test_a_model_may_open_its_reasoning_itself_unless_the_prompt_has_closed_it(t
         assert driver.write(CONTROL + "<think>") != ""
 
 
+def test_a_line_break_may_come_before_the_reasoning_that_a_model_opens(tmp_path: Path) -> None:
+    model = fakes.model(tmp_path, TEMPLATE)
+    options = equip(model, TurnOptions(), (), ToolChoice(), ResponseFormat("json_object"))
+    for begin in ("\n" + CONTROL + "<think>why" + CONTROL + "</think>\n", "\n", "\n\n"):
+        driver = Driver(model.vocabulary, masks_of(model, options))
+        assert driver.write(begin + '{"a": 1}') == "" and driver.must_end(), begin
+    endless = Driver(model.vocabulary, masks_of(model, options))
+    assert endless.write("\n" * 50) != ""
+
+
 def test_a_gate_of_letters_closes_where_the_text_does() -> None:
     gate = Gate(("<think>", "</think>"), lambda token: chr(token), True, None)
     for letter in "so</think>":
