@@ -68,6 +68,7 @@ def test_random_weights_write_json_of_the_schema(chat: Chat) -> None:
 def test_random_weights_make_the_call_that_is_required(chat: Chat) -> None:
     finished = 0
     schema = {"type": "object", "properties": {"city": {"enum": ["sun", "日本"]}}, "required": ["city"]}
+    schema["additionalProperties"] = False
     tools = [Tool("w", "", schema), Tool("n")]  # a short prompt: the window is 512
     for seed in range(4):
         held = equip(chat.model, options(chat, seed), tools, ToolChoice("required", "w", parallel=False))
@@ -76,7 +77,7 @@ def test_random_weights_make_the_call_that_is_required(chat: Chat) -> None:
             assert text == "" and [call.name for call in calls] == ["w"]
             jsonschema.validate(json.loads(calls[0].arguments), schema)
             finished += 1
-    assert finished >= 3
+    assert finished == 4  # nothing in the schema may go on for long
 
 
 def test_a_held_reply_is_the_same_warm_and_cold_and_leaves_the_next_one_free(chat: Chat) -> None:
