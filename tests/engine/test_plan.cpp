@@ -214,6 +214,37 @@ TEST(plan_parts_add_up) {
   CHECK(p.warnings.empty());
 }
 
+// What is kept for a position: keys and values, or one latent for both, as far back as the layer sees.
+TEST(plan_counts_the_state_of_each_block) {
+  const auto state = [](const AttentionSpec& a, uint32_t ctx, uint32_t chunk) {
+    ModelSpec m = small_model(1);
+    m.layers[0].attention = a;
+    PlanOptions o;
+    o.ctx = ctx;
+    return engine_state_bytes(m, o, chunk);
+  };
+  AttentionSpec gqa;
+  gqa.heads = 8;
+  gqa.kv_heads = 2;
+  gqa.head_dim = 32;
+  constexpr uint64_t kRow = 2 * 2 * 32 * 2;  // keys and values of two heads, f16
+  CHECK_EQ(state(gqa, 4096, 512), (4096 + 512) * kRow);
+  gqa.window = 128;
+  CHECK_EQ(state(gqa, 4096, 512), (128 + 512) * kRow);
+  gqa.window = 0;
+  gqa.chunk = 1024;
+  CHECK_EQ(state(gqa, 4096, 512), (1024 + 512) * kRow);
+  CHECK_EQ(state(gqa, 256, 512), (256 + 512) * kRow);
+  AttentionSpec latent;  // DeepSeek-V3's: 1152 bytes a position and layer
+  latent.block = AttentionBlock::mla;
+  latent.heads = 128;
+  latent.kv_heads = 1;
+  latent.kv_rank = 512;
+  latent.rope_dim = 64;
+  latent.head_dim = 576;
+  CHECK_EQ(state(latent, 4096, 512), (4096 + 512) * uint64_t{1152});
+}
+
 TEST(plan_options_change_the_parts) {
   const Plan base = std::move(plan_small(64 * kGiB)).value();
   PlanOptions options;
