@@ -83,7 +83,7 @@ def _ropes(family: Family, numbers: Numbers) -> tuple[Rope, ...]:
     """What every layer rotates by; then, where the family has it, what its layers with a window rotate by, or that some
     do not rotate at all."""
     config = numbers.config
-    if numbers.has("rotating"):
+    if numbers.has("rotating") or family.still:
         return _rope(family, numbers, config), Rope((), 1.0, numbers.integer("max_positions"))
     if not family.by_type:
         return (_rope(family, numbers, config),)
@@ -143,6 +143,8 @@ def _attentions(family: Family, numbers: Numbers, layers: int) -> list[Attention
     found = [_attention(family, numbers, window) for window in windows]
     if family.by_type:
         return [replace(each, rope=1 if each.window else 0) for each in found]
+    if family.still and any(windows):
+        return [replace(each, rope=0 if each.window else 1) for each in found]
     return _rotating(numbers, found) if numbers.has("rotating") else found
 
 

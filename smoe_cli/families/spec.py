@@ -11,7 +11,8 @@ Keys of a family file:
                  null = v }; "" takes back what the base has
     [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head),
                  partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention),
-                 by_type (layers with a window have frequencies of their own, local_theta by default)
+                 by_type (layers with a window have frequencies of their own, local_theta by default),
+                 still (beside layers with a window, those without one do not rotate)
     [norm]       kind = rms | layer, place = before | after | both, offset (added to the weights of every norm)
     [attention]  block, qk_norm, norm_after_rope, sinks, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
@@ -71,6 +72,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "latent_scale",
         "by_type",
         "local_theta",
+        "still",
     ),
     "norm": ("kind", "place", "offset"),
     "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "bias", "window_rule", "latent_eps"),
@@ -160,6 +162,7 @@ class Family:
     norm: str = "rms"
     by_type: bool = False
     local_theta: float | None = None
+    still: bool = False
     norm_place: str = "before"
     norm_offset: float = 0.0
     block: str = "gqa"
@@ -294,6 +297,7 @@ def parse_family(text: str, where: str) -> Family:
         norm=_one_of(f"{where} [norm] kind", norm.get("kind", "rms"), ("rms", "layer")),
         by_type=rope.get("by_type", False),
         local_theta=rope.get("local_theta"),
+        still=rope.get("still", False),
         norm_offset=norm.get("offset", 0.0),
         norm_place=_one_of(f"{where} [norm] place", norm.get("place", "before"), ("before", "after", "both")),
         block=_one_of(f"{where} [attention] block", attention["block"], BLOCKS),

@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
     "solar_open": SIGMOID,
+    "exaone_moe": {**EXPERTS, "num_shared_experts": 2, "sliding_window": 16},
     "mellum": {
         **EXPERTS,
         "rope_parameters": {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e4}},

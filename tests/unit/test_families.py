@@ -381,6 +381,15 @@ def test_layers_with_a_window_may_have_frequencies_of_their_own() -> None:
     assert [layer.attention.window for layer in pattern.layers] == [16, 16, 0, 16, 16, 0, 16]
 
 
+def test_layers_without_a_window_do_not_rotate_where_others_have_one() -> None:
+    arch = arch_of("exaone_moe", num_hidden_layers=4)
+    assert [layer.attention.window for layer in arch.layers] == [16, 16, 16, 0]
+    assert [len(arch.ropes[layer.attention.rope].inv_freq) for layer in arch.layers] == [8, 8, 8, 0]
+    assert [layer.attention.rope for layer in arch_of("exaone_moe", sliding_window=None).layers] == [0] * 3
+    with pytest.raises(CorruptError, match="sliding_window_pattern"):
+        arch_of("exaone_moe", sliding_window_pattern="LLLG")
+
+
 def test_gemma_s_own_ways() -> None:
     arch = arch_of("gemma3", query_pre_attn_scalar=64)
     assert arch.embed_scale == 8.0 and arch.norm_offset == 1.0
