@@ -144,6 +144,7 @@ def config(app: Any) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=30,
+        limit_concurrency=1024,
     )
 
 

@@ -102,6 +102,9 @@ class Run:
         if self.cancelled or self.ended:
             return
         self.cancelled = True
+        self._loop.run_in_executor(None, self._stop_working)  # the engine's pipe may be full: nobody else waits for it
+
+    def _stop_working(self) -> None:
         with self._turn:
             if self._working:
                 self._interrupt()

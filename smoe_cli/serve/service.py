@@ -119,6 +119,13 @@ class Service:
 
     def _work(self, job: Job) -> Generator[tuple[int, Event | PromptScored], None, None]:
         self._activate(job.loaded)
+        try:
+            yield from self._parts(job)
+        finally:
+            for line in self.fleet.engine.take_notices():
+                log.info("%s", line)
+
+    def _parts(self, job: Job) -> Generator[tuple[int, Event | PromptScored], None, None]:
         engine = self.fleet.engine
         for index, part in enumerate(job.parts):
             if engine.pid != self._engine_pid:

@@ -128,6 +128,10 @@ def test_blocks_are_numbered_without_gaps(start: Start, fake: FakeEngineFiles, t
     assert opened == [(0, "thinking"), (1, "text")] and closed == [0, 1]
 
 
+def test_models_are_listed(start: Start, fake: FakeEngineFiles) -> None:
+    assert [model.id for model in client(start()).models.list()] == ["tiny"]
+
+
 def test_a_begun_reply_is_gone_on_with(start: Start, fake: FakeEngineFiles, tmp_path: Path) -> None:
     fake.write([ids(" Rome.")])
     api = client(start()).messages

@@ -21,7 +21,9 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
         found = [model_json(service, vault) for vault in service.fleet.vaults()]
-        return JSONResponse({"object": "list", "data": found})
+        names = [model["id"] for model in found]
+        pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return JSONResponse({"object": "list", "data": found, **pages})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
