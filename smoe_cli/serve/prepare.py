@@ -7,6 +7,7 @@ from random import SystemRandom
 from typing import Any
 
 from smoe_cli.chat.hooks import Hooks
+from smoe_cli.chat.request import ResponseFormat, ToolChoice
 from smoe_cli.chat.session import TurnOptions, render, too_long
 from smoe_cli.chat.template import ChatTemplate, Message, Prompt
 from smoe_cli.chat.token_text import TokenText
@@ -119,7 +120,11 @@ class Preparer:
         """Tokens of the prompt, which may be longer than any window."""
         loaded = self.fleet.open(request.limits.model)
         options = replace(self._options(request.limits, loaded), window=2**31, slide=True)
-        messages, options = self._dressed(request, loaded, options)
+        # Only what the prompt is made of: no grammar has to be compiled to count.
+        tools = tuple(replace(tool, strict=False) for tool in request.tools)
+        choice = ToolChoice("none" if request.tool_choice.mode == "none" else "auto")
+        bare = replace(request, tools=tools, tool_choice=choice, response_format=ResponseFormat())
+        messages, options = self._dressed(bare, loaded, options)
         return len(render(loaded.model, messages, options).ids)
 
     def _dressed(self, request: TurnRequest, loaded: Loaded, options: TurnOptions) -> tuple[list[Message], TurnOptions]:

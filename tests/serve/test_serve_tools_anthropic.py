@@ -85,3 +85,14 @@ def test_a_schema_that_cannot_be_compiled_is_refused(running: Running, fake: Fak
     with pytest.raises(anthropic.BadRequestError, match="not"):
         ask(running, tools=tools, tool_choice={"type": "any"})
     assert fake.requests() == []
+
+
+def test_counting_compiles_nothing_and_counts_what_is_asked(running: Running, fake: FakeEngineFiles) -> None:
+    fake.write([ids("No.")])
+    tools: Any = [{**WEATHER, "input_schema": SCHEMA, "strict": True}]
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    given: Any = {"model": "tiny", "messages": ASK, "tools": tools, "tool_choice": choice}
+    counted = client(running).messages.count_tokens(**given).input_tokens
+    assert "vocabulary" not in vars(running.service.fleet.active.model)
+    ask(running, tools=tools, tool_choice=choice)
+    assert counted == len(fake.prompts()[0])
