@@ -101,6 +101,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         },
     },
+    "afmoe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 96,
+        "num_shared_experts": 2,
+        "num_dense_layers": 1,
+        "head_dim": 48,
+        "sliding_window": 24,
+        "global_attn_every_n_layers": 2,
+        "route_scale": 1.7,
+        "mup_enabled": True,
+        "attention_bias": True,
+    },
     "exaone_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -198,7 +211,7 @@ def make_model(family: str, seed: int, layers: int, tied: bool, extra: dict[str,
             else:
                 weight.normal_(0.0, 1.4 / weight.shape[-1] ** 0.5)
         for name, buffer in [*model.named_buffers(), *model.named_parameters()]:
-            if "e_score_correction_bias" in name:
+            if "e_score_correction_bias" in name or "expert_bias" in name:
                 buffer.normal_(0.0, 0.1)
     return model.float().eval()
 

@@ -57,6 +57,7 @@ void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionW
   linear(c, w.k, input, ws.k);
   linear(c, w.v, input, ws.v);
   if (first < T) linear(c, w.q, input, ws.q, first);
+  if (first < T && spec.gated) linear(c, {w.gate, nullptr}, input, ws.attn_gate, first);
 
   c.pool->run(T, [&](size_t t, size_t) {
     const Angles angles{ws.cos_of(spec.rope, t), ws.sin_of(spec.rope, t), rope.inv_freq.size(), rope.interleaved};
@@ -79,6 +80,12 @@ void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionW
   const Queries queries{kv,    spec.heads, spec.kv_heads,    dim,    spec.scale, ws.q, ws.attn,
                         q_row, dim,        position + first, w.sinks};
   attend(c, queries, rows, ws);
+  if (spec.gated) {
+    c.pool->run(rows, [&](size_t t, size_t) {
+      const float* gate = ws.attn_gate + t * q_row;
+      for (size_t i = 0; i < q_row; ++i) ws.attn[t * q_row + i] /= 1.0f + std::exp(-gate[i]);
+    });
+  }
   input.bind(ws.attn, rows, q_row);
   linear(c, w.o, input, ws.block_out);
 }

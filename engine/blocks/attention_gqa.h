@@ -13,6 +13,7 @@ struct AttentionWeights {
   const float* q_norm = nullptr;  // [head_dim] or [heads * head_dim]; null without QkNorm
   const float* k_norm = nullptr;
   const float* sinks = nullptr;  // [heads]; null without
+  Matrix gate;                   // [heads * head_dim, hidden]; no data without
 };
 
 // Reads a batch of T rows through `input`, appends T keys and values at `position`, and writes the block's output for

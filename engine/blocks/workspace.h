@@ -20,6 +20,7 @@ struct Workspace {
   float* k = nullptr;          // [T, kv_heads * head_dim]
   float* v = nullptr;          // [T, kv_heads * head_dim]
   float* attn = nullptr;       // [T, heads * head_dim]
+  float* attn_gate = nullptr;  // [T, heads * head_dim] where a layer's attention is gated
   // Latent attention: q is [T, heads, nope_dim + rope_dim], k [T, kv_rank + rope_dim], attn [T, heads, v_dim].
   float* q_latent = nullptr;    // [T, q_rank]
   float* nope_q = nullptr;      // [heads, kLatentRows, nope_dim]

@@ -10,7 +10,7 @@ namespace {
 
 // The largest of everything the blocks of a model ask for.
 struct Extents {
-  size_t q = 0, k = 0, v = 0, attn = 0, attend_worker = 0;
+  size_t q = 0, k = 0, v = 0, attn = 0, attn_gate = 0, attend_worker = 0;
   size_t q_rank = 0, nope_q = 0, latent_q = 0, latent_out = 0;
   size_t input_rows_bytes[2] = {};  // int8 forms of the heads' batches of latent attention
   size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0, choice = 0, pair_weight = 0;
@@ -36,6 +36,7 @@ struct Extents {
     const size_t row = size_t{a.heads} * a.head_dim;
     q = std::max(q, row);
     attn = std::max(attn, row);
+    if (a.gated) attn_gate = std::max(attn_gate, row);
     v = std::max<size_t>(v, size_t{a.kv_heads} * a.head_dim);
   }
 
@@ -107,6 +108,7 @@ uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memo
   l.take(w->k, T * e.k);
   l.take(w->v, T * e.v);
   l.take(w->attn, T * e.attn);
+  l.take(w->attn_gate, T * e.attn_gate);
   l.take(w->q_latent, T * e.q_rank);
   l.take(w->nope_q, e.nope_q);
   l.take(w->latent_q, e.latent_q);

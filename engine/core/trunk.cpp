@@ -130,7 +130,8 @@ AttentionWeights Trunk::gqa(const std::string& prefix) const {
           linear(prefix + "o"),
           vector(prefix + "q_norm.weight"),
           vector(prefix + "k_norm.weight"),
-          vector(prefix + "sinks")};
+          vector(prefix + "sinks"),
+          matrix(prefix + "gate.weight")};
 }
 
 LatentWeights Trunk::mla(const std::string& prefix) const {

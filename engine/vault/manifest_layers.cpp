@@ -67,7 +67,7 @@ Status read_rope_of(const Fields& fields, const ModelSpec& model, uint32_t rotat
 
 Status read_gqa(const Fields& fields, const ModelSpec& model, AttentionSpec* a) {
   SMOE_TRY(fields.only({"block", "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "qkv_clip", "rope",
-                        "norm_after_rope", "sinks", "chunk", "temperature", "temperature_floor"}));
+                        "norm_after_rope", "sinks", "chunk", "temperature", "temperature_floor", "gated"}));
   SMOE_TRY(fields.u32("heads", 1, limits::kHeads, &a->heads));
   SMOE_TRY(fields.u32("kv_heads", 1, a->heads, &a->kv_heads));
   if (a->heads % a->kv_heads != 0) return fields.bad("kv_heads", "does not divide heads");
@@ -78,6 +78,7 @@ Status read_gqa(const Fields& fields, const ModelSpec& model, AttentionSpec* a) 
   SMOE_TRY(fields.f32("qkv_clip", 0, std::numeric_limits<float>::max(), &a->qkv_clip));
   SMOE_TRY(optional_bool(fields, "norm_after_rope", &a->norm_after_rope));
   SMOE_TRY(optional_bool(fields, "sinks", &a->sinks));
+  SMOE_TRY(optional_bool(fields, "gated", &a->gated));
   SMOE_TRY(optional_u32(fields, "chunk", 0, limits::kPositions, &a->chunk));
   SMOE_TRY(optional_f32(fields, "temperature", 0, 1e3f, &a->temperature));
   SMOE_TRY(optional_f32(fields, "temperature_floor", 1, 1e9f, &a->temperature_floor));

@@ -33,6 +33,7 @@ void add_gqa(const AttentionSpec& a, uint64_t hidden, const std::string& prefix,
   add_linear(prefix + "k", kv, hidden, out);
   add_linear(prefix + "v", kv, hidden, out);
   add_linear(prefix + "o", hidden, q, out);
+  if (a.gated) out->push_back({prefix + "gate.weight", {q, hidden}});
   if (a.sinks) out->push_back({prefix + "sinks", {a.heads}});
   if (a.qk_norm == QkNorm::none || a.qk_norm == QkNorm::unit) return;
   const bool head = a.qk_norm == QkNorm::head;

@@ -182,6 +182,7 @@ def _attention(family: Family, numbers: Numbers, window: int) -> Attention:
         qk_norm=family.qk_norm if normed else "none",
         norm_after_rope=family.norm_after_rope,
         sinks=family.sinks,
+        gated=family.gated,
         clip=numbers.number("clip"),
         bias=bias,
     )

@@ -51,6 +51,8 @@ def _attention_tensors(prefix: str, attention: Attention, hidden: int) -> list[T
     shapes = {"q": (q_rows, hidden), "k": (kv_rows, hidden), "v": (kv_rows, hidden), "o": (hidden, q_rows)}
     found = [TrunkTensor(f"{prefix}{part}.weight", "attention", shape) for part, shape in shapes.items()]
     found += [TrunkTensor(f"{prefix}{part}.bias", "bias", (shapes[part][0],)) for part in attention.bias]
+    if attention.gated:
+        found.append(TrunkTensor(prefix + "gate.weight", "attention", (q_rows, hidden)))
     if attention.sinks:
         found.append(TrunkTensor(prefix + "sinks", "bias", (attention.heads,)))
     if attention.qk_norm not in ("none", "unit"):
@@ -197,12 +199,13 @@ def _attention_extras(attention: Attention) -> dict[str, Any]:
     stated = {
         "norm_after_rope": attention.norm_after_rope,
         "sinks": attention.sinks,
+        "gated": attention.gated,
         "chunk": attention.chunk,
         "temperature": exact(attention.temperature),
         "temperature_floor": exact(attention.temperature_floor),
     }
-    plain = {"norm_after_rope": False, "sinks": False, "chunk": 0, "temperature": 0.0, "temperature_floor": 1.0}
-    return _without(stated, plain)
+    off = dict.fromkeys(("norm_after_rope", "sinks", "gated"), False)
+    return _without(stated, {**off, "chunk": 0, "temperature": 0.0, "temperature_floor": 1.0})
 
 
 def _ffn_json(ffn: Ffn, encodings: dict[str, str]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Attention:
     qk_norm: str = "none"
     norm_after_rope: bool = False
     sinks: bool = False
+    gated: bool = False
     chunk: int = 0
     temperature: float = 0.0
     temperature_floor: float = 1.0

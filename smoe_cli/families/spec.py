@@ -14,7 +14,7 @@ Keys of a family file:
                  by_type (layers with a window have frequencies of their own, local_theta by default),
                  still (beside layers with a window, those without one do not rotate)
     [norm]       kind = rms | layer, place = before | after | both, offset (added to the weights of every norm)
-    [attention]  block, qk_norm, norm_after_rope, sinks, bias (parts that have one where attention_bias is true),
+    [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
     [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, router_bias,
                  shared_gate, shared_like_experts (the shared width is a number of expert widths), scale_input,
@@ -75,7 +75,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "still",
     ),
     "norm": ("kind", "place", "offset"),
-    "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "bias", "window_rule", "latent_eps"),
+    "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "gated", "bias", "window_rule", "latent_eps"),
     "moe": (
         "normalize",
         "scores",
@@ -169,6 +169,7 @@ class Family:
     qk_norm: str = "none"
     norm_after_rope: bool = False
     sinks: bool = False
+    gated: bool = False
     bias: tuple[str, ...] = ()
     window_rule: str = "none"
     latent_eps: float = 1e-6
@@ -304,6 +305,7 @@ def parse_family(text: str, where: str) -> Family:
         qk_norm=_one_of(f"{where} [attention] qk_norm", attention.get("qk_norm", "none"), QK_NORMS),
         norm_after_rope=attention.get("norm_after_rope", False),
         sinks=attention.get("sinks", False),
+        gated=attention.get("gated", False),
         bias=tuple(attention.get("bias", ())),
         window_rule=_one_of(f"{where} [attention] window_rule", attention.get("window_rule", "none"), WINDOW_RULES),
         latent_eps=attention.get("latent_eps", 1e-6),

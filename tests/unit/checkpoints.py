@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
     "solar_open": SIGMOID,
+    "afmoe": {**EXPERTS, "head_dim": 16, "sliding_window": 16},
     "exaone_moe": {**EXPERTS, "num_shared_experts": 2, "sliding_window": 16},
     "mellum": {
         **EXPERTS,

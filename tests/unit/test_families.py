@@ -390,6 +390,17 @@ def test_layers_without_a_window_do_not_rotate_where_others_have_one() -> None:
         arch_of("exaone_moe", sliding_window_pattern="LLLG")
 
 
+def test_gated_attention_between_norms() -> None:
+    arch = arch_of("afmoe", mup_enabled=True)
+    assert arch.embed_scale == 8.0 and arch_of("afmoe").embed_scale == 1.0
+    assert arch.layers[0].norms == "both" and arch.layers[0].attention.gated
+    names = {tensor.name: tensor.shape for tensor in trunk_tensors(arch)}
+    assert names["layers.0.attn.gate.weight"] == (64, 64) and "layers.2.ffn_post_norm.weight" in names
+    assert arch.moe_layers() == [1, 2] and arch.layers[1].ffn.router.normalize
+    with pytest.raises(UnsupportedError, match="route_norm"):
+        arch_of("afmoe", route_norm=False)
+
+
 def test_gemma_s_own_ways() -> None:
     arch = arch_of("gemma3", query_pre_attn_scalar=64)
     assert arch.embed_scale == 8.0 and arch.norm_offset == 1.0

@@ -55,6 +55,7 @@ struct AttentionSpec {
   float temperature = 0, temperature_floor = 1;
   QkNorm qk_norm = QkNorm::none;
   bool norm_after_rope = false;
+  bool gated = false;  // the heads' outputs are multiplied by sigmoid(gate x), value by value
   bool sinks = false;  // each head has a learned logit that takes part in its softmax and has no value
   float qkv_clip = 0;  // q, k, v clamped to [-clip, clip]; 0 = off
   uint32_t rope = 0;   // index into ModelSpec::ropes
