@@ -50,6 +50,8 @@ py::dict outcome_dict(const Outcome& outcome, const Collector& events) {
   d["hits"] = n.hits;
   d["misses"] = n.misses;
   d["read_bytes"] = n.read_bytes;
+  d["guessed"] = n.guessed;
+  d["guessed_right"] = n.guessed_right;
   d["logprobs"] = events.logprobs;
   d["top"] = events.top;
   d["warnings"] = events.warnings;
