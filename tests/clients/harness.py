@@ -29,6 +29,7 @@ MODEL = "tiny"
 WINDOW = 400_000  # the scripted engine's: no client's prompt is longer
 KEPT_HEADERS = ("accept", "anthropic-beta", "anthropic-version", "content-type", "user-agent")
 RECORDED = ROOT / "tests" / "serve" / "recorded"
+recording = False  # only when a client is run by hand: a test run changes nothing in the tree
 
 
 @dataclass
@@ -154,14 +155,20 @@ def scripted(folder: Path, replies: list[str], rules: dict[str, str] | None = No
 def demo(folder: Path) -> Iterator[Served]:
     """The demo model, made as ``make demo`` makes it, on the real engine."""
     vaults = folder / "vaults"
-    if not (vaults / "demo.smoe").exists():
-        checkpoint = str(folder / "checkpoint")
-        subprocess.run([sys.executable, "scripts/make_demo_moe.py", checkpoint], cwd=ROOT, check=True)
-        argv = ["convert", checkpoint, "--name", "demo", "--quant", "q8", "--out", str(vaults)]
-        subprocess.run([sys.executable, "-m", "smoe_cli", *argv], cwd=ROOT, check=True)
-        shutil.rmtree(checkpoint)
+    make_demo(vaults)
     with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(folder)}):
         yield from _serve(vaults, "demo", {"ctx": 8192})
+
+
+def make_demo(vaults: Path) -> None:
+    """The demo vault in this folder, unless it is there."""
+    if (vaults / "demo.smoe").exists():
+        return
+    checkpoint = str(vaults.with_name("checkpoint"))
+    subprocess.run([sys.executable, "scripts/make_demo_moe.py", checkpoint], cwd=ROOT, check=True)
+    argv = ["convert", checkpoint, "--name", "demo", "--quant", "q8", "--out", str(vaults)]
+    subprocess.run([sys.executable, "-m", "smoe_cli", *argv], cwd=ROOT, check=True)
+    shutil.rmtree(checkpoint)
 
 
 def _serve(vaults: Path, model: str, flags: dict[str, Any]) -> Iterator[Served]:
@@ -216,6 +223,8 @@ def _install(argv: list[str]) -> None:
 def record(name: str, program: Program, exchanges: list[Exchange], folder: Path) -> None:
     """Keep what a client sent as a case for tests/serve/test_recorded.py: without secrets, places, and most words. One
     line a request."""
+    if not recording:
+        return
     scrub = re.compile("|".join(re.escape(str(path)) for path in (folder, folder.resolve(), ROOT)))
     kept = [
         {
@@ -253,7 +262,9 @@ def trimmed(value: Any, scrub: re.Pattern[str], key: str = "") -> Any:
 
 def main(check: Callable[[Path], Program]) -> None:
     """Run one client's check by hand: ``python -m tests.clients.NAME [FOLDER]``; a FOLDER is kept, and installed into
-    only once."""
+    only once. What the client sends is recorded."""
+    global recording
+    recording = True
     with contextlib.ExitStack() as stack:
         given = sys.argv[1:2]
         folder = Path(given[0]) if given else Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,5 +1,5 @@
-// The server as the console sees it: the same routes that every other client uses. Where the server wants an API key the
-// browser has asked for it with the page, and sends it along.
+// The server as the console sees it: the same routes that every other client uses. Where the server wants an API key
+// the browser has asked for it with the page, and sends it along.
 
 import { readEvents } from "./sse.js";
 
@@ -55,7 +55,8 @@ export async function* chat(body, signal) {
         return;
       }
       const value = JSON.parse(data);
-      if (value.error) throw new ApiError(Number(value.error.code) || 500, value.error.message ?? "the server reports an error");
+      if (value.error)
+        throw new ApiError(Number(value.error.code) || 500, value.error.message ?? "the server reports an error");
       yield value;
     }
   } catch (error) {

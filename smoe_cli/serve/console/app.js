@@ -13,7 +13,9 @@ import { Transcript } from "./transcript.js";
 
 const CLOCK_MS = 100;
 const SAVE_MS = 3000;
-const WALL = "The context window is full: from here on the oldest messages fall out of it. A new conversation starts with an empty one.";
+const WALL =
+  "The context window is full: from here on the oldest messages fall out of it. " +
+  "A new conversation starts with an empty one.";
 
 export class App {
   #runs = new Map(); // conversation id -> Run
@@ -85,8 +87,13 @@ export class App {
   #empty() {
     const model = this.models.get(this.models.chosen);
     const words = model ? [model.id, model.quant, ...describe(model).slice(1)].filter(Boolean).join(" · ") : "";
-    return h("div", { class: "empty" }, h("p", { class: "empty-title" }, "What would you like to ask?"), h("p", { class: "empty-model" }, words),
-      h("p", { class: "fine" }, "The model runs on this server. Conversations stay in this browser."));
+    return h(
+      "div",
+      { class: "empty" },
+      h("p", { class: "empty-title" }, "What would you like to ask?"),
+      h("p", { class: "empty-model" }, words),
+      h("p", { class: "fine" }, "The model runs on this server. Conversations stay in this browser."),
+    );
   }
 
   /** Title, button and meters: what depends on the reply being there or coming. */
@@ -103,7 +110,10 @@ export class App {
       send.title = running ? "Stop (Esc)" : "Send (Enter)";
     }
     const chosen = this.models.get(this.models.chosen);
-    showContext(this.run?.contextTokens ?? this.current.contextTokens, this.run?.window ?? chosen?.max_model_len ?? this.current.window);
+    showContext(
+      this.run?.contextTokens ?? this.current.contextTokens,
+      this.run?.window ?? chosen?.max_model_len ?? this.current.window,
+    );
   }
 
   // -- replies --
@@ -146,20 +156,28 @@ export class App {
 
   #offerUndo(words, messages) {
     const conversation = this.current;
-    toast(words, ["Undo", () => {
-      this.#runs.get(conversation.id)?.stop();
-      this.#runs.delete(conversation.id);
-      conversation.messages = messages;
-      this.store.save(conversation);
-      this.#show(conversation);
-    }], 10);
+    toast(
+      words,
+      [
+        "Undo",
+        () => {
+          this.#runs.get(conversation.id)?.stop();
+          this.#runs.delete(conversation.id);
+          conversation.messages = messages;
+          this.store.save(conversation);
+          this.#show(conversation);
+        },
+      ],
+      10,
+    );
   }
 
   async #go(reply) {
     const conversation = this.current;
     const settings = this.store.settings();
     const body = { model: this.models.chosen ?? undefined, messages: historyOf(conversation, reply, settings.system) };
-    for (const name of ["temperature", "top_p", "max_tokens", "seed"]) if (Number.isFinite(settings[name])) body[name] = settings[name];
+    for (const name of ["temperature", "top_p", "max_tokens", "seed"])
+      if (Number.isFinite(settings[name])) body[name] = settings[name];
     if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
     body.max_tokens ??= this.#room(conversation);
     conversation.model = this.models.chosen;
@@ -177,7 +195,7 @@ export class App {
     if (this.#runs.get(conversation.id) === run) this.#over(conversation, run);
   }
 
-  /** What the window has left for a reply, or a quarter of it: without a limit the server's own holds, which is short. */
+  /** What the window has left for a reply, or a quarter of it; without a limit the server's own holds, and is short. */
   #room(conversation) {
     const window = this.models.get(this.models.chosen)?.max_model_len ?? conversation.window;
     return window ? Math.max(window - (conversation.contextTokens ?? 0), Math.ceil(window / 4)) : undefined;
@@ -200,7 +218,9 @@ export class App {
       this.#frame();
     }
     this.sidebar.draw(this.current.id);
-    announce({ done: "The reply is finished", stopped: "The reply was stopped", failed: "The reply failed" }[run.phase]);
+    announce(
+      { done: "The reply is finished", stopped: "The reply was stopped", failed: "The reply failed" }[run.phase],
+    );
     this.loadModels();
   }
 
@@ -258,7 +278,9 @@ export class App {
   #reach(reached, error) {
     const banner = byId("offline");
     const locked = reached && error?.status === 401;
-    const words = locked ? "The server asks for its API key: load the page again." : "The server does not answer. Is smoe serve still running? Trying again…";
+    const words = locked
+      ? "The server asks for its API key: load the page again."
+      : "The server does not answer. Is smoe serve still running? Trying again…";
     if (reached && !locked && !banner.hidden) this.loadModels();
     if (!reached || locked) banner.textContent = words;
     banner.hidden = reached && !locked;
@@ -280,14 +302,25 @@ export class App {
     this.store.remove(id);
     if (id === this.current.id) this.new();
     else this.sidebar.draw(this.current.id);
-    toast(`“${conversation.title}” was deleted.`, ["Undo", () => {
-      this.store.save(conversation);
-      this.open(id);
-    }], 10);
+    toast(
+      `“${conversation.title}” was deleted.`,
+      [
+        "Undo",
+        () => {
+          this.store.save(conversation);
+          this.open(id);
+        },
+      ],
+      10,
+    );
   }
 
   #export(conversation) {
-    const name = conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";
+    const name =
+      conversation.title
+        .replace(/[^\p{L}\p{N}]+/gu, "-")
+        .replace(/^-|-$/g, "")
+        .slice(0, 60) || "conversation";
     download(`${name}.md`, asMarkdown(conversation), "text/markdown");
   }
 

@@ -38,8 +38,8 @@ export function cutFrom(conversation, message) {
   return at < 0 ? [] : conversation.messages.splice(at);
 }
 
-/** A turn that failed without a word of reply stays visible but is not sent again: two messages of a person in a row are
- * refused by many templates. */
+/** A turn that failed without a word of reply stays visible but is not sent again: two messages of a person in a row
+ * are refused by many templates. */
 function leaveFailedTurn(conversation) {
   const said = conversation.messages.filter((message) => message.role !== "notice");
   const [asked, reply] = said.slice(-2);

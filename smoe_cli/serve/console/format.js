@@ -11,8 +11,10 @@ export function seconds(ms) {
 
 export const rate = (perSecond) => `${perSecond.toFixed(perSecond < 10 ? 2 : 1)} tok/s`;
 export const percent = (share) => `${(share * 100).toFixed(share >= 0.995 || share === 0 ? 0 : 1)}%`;
-export const gigabytes = (bytes) => (bytes / 1024 ** 3).toFixed(bytes < 1024 ** 3 ? 2 : 1); // as the rest of smoe writes memory
-export const diskRate = (perSecond) => (perSecond < 1e8 ? `${(perSecond / 1e6).toFixed(1)} MB/s` : `${(perSecond / 1e9).toFixed(2)} GB/s`);
+/** In powers of 1024, as the rest of smoe writes memory. */
+export const gigabytes = (bytes) => (bytes / 1024 ** 3).toFixed(bytes < 1024 ** 3 ? 2 : 1);
+export const diskRate = (perSecond) =>
+  perSecond < 1e8 ? `${(perSecond / 1e6).toFixed(1)} MB/s` : `${(perSecond / 1e9).toFixed(2)} GB/s`;
 
 /** "14:05" today, else the day. */
 export function when(ms) {

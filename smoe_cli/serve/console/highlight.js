@@ -5,25 +5,38 @@ import { h } from "./dom.js";
 const LIMIT = 60_000; // characters; longer code stays plain
 
 const KEYWORDS = new Set(
-  ("and as assert async await auto bool boolean break byte case catch char class const constexpr continue crate def default " +
-  "defer del delete do done double elif else elsif enum esac except export extends extern false False fi final finally float " +
-  "fn for foreach from func function global go goto if impl implements import in include inline int interface is lambda let " +
-  "long loop match mod module mut namespace new nil None nonlocal not null nullptr or package pass private protected pub public " +
-  "raise ref register return self short signed sizeof static struct super switch template then this throw trait true True try " +
-  "type typedef typename typeof union unless unsafe unsigned until use using var virtual void volatile when where while with " +
-  "yield").split(" "),
+  (
+    "and as assert async await auto bool boolean break byte case catch char class const constexpr continue " +
+    "crate def default defer del delete do done double elif else elsif enum esac except export extends extern " +
+    "false False fi final finally float fn for foreach from func function global go goto if impl implements " +
+    "import in include inline int interface is lambda let long loop match mod module mut namespace new nil " +
+    "None nonlocal not null nullptr or package pass private protected pub public raise ref register return " +
+    "self short signed sizeof static struct super switch template then this throw trait true True try type " +
+    "typedef typename typeof union unless unsafe unsigned until use using var virtual void volatile when where " +
+    "while with yield"
+  ).split(" "),
 );
 const SQL = new Set(
-  ("select from where insert into values update set delete create table drop alter join left right inner outer on group by " +
-  "order having limit offset union all distinct as and or not null is in like between case when then else end index primary " +
-  "key foreign references default").split(" "),
+  (
+    "select from where insert into values update set delete create table drop alter join left right inner " +
+    "outer on group by order having limit offset union all distinct as and or not null is in like between case " +
+    "when then else end index primary key foreign references default"
+  ).split(" "),
 );
 const PLAIN = new Set(["", "text", "txt", "plain", "plaintext", "output", "console", "log", "md", "markdown", "diff"]);
-const HASH = new Set(["py", "python", "sh", "bash", "shell", "zsh", "rb", "ruby", "yaml", "yml", "toml", "make", "makefile",
-  "dockerfile", "perl", "r", "cmake", "ini", "conf", "elixir", "julia", "nim", "powershell", "ps1"]);
+const HASH = new Set(
+  (
+    "py python sh bash shell zsh rb ruby yaml yml toml make makefile dockerfile perl r cmake ini conf elixir julia nim " +
+    "powershell ps1"
+  ).split(" "),
+);
 const DASH = new Set(["sql", "lua", "haskell", "hs", "ada", "vhdl"]);
 
-const STRING = `"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)|"(?:\\\\.|[^"\\\\\\n])*"?|'(?:\\\\.|[^'\\\\\\n])*'?|\`(?:\\\\.|[^\`\\\\])*\`?`;
+const STRING = [
+  `"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)`,
+  `"(?:\\\\.|[^"\\\\\\n])*"?|'(?:\\\\.|[^'\\\\\\n])*'?`,
+  `\`(?:\\\\.|[^\`\\\\])*\`?`,
+].join("|");
 const NUMBER = "\\b\\d[\\w.]*";
 const WORD = "[A-Za-z_$][\\w$]*";
 

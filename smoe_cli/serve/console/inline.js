@@ -39,7 +39,7 @@ function scan(text) {
     plain = "";
     pieces.push(piece);
   };
-  for (let at = 0; at < text.length; ) {
+  for (let at = 0; at < text.length;) {
     const special = at === 0 || text[at] !== "h" || !/\w/.test(text[at - 1]) ? found(text, at, ticks) : null;
     if (special) {
       push(special.piece);
@@ -61,14 +61,24 @@ function scan(text) {
 /** What begins at a character, if anything: {piece, next}. */
 function found(text, at, ticks) {
   switch (text[at]) {
-    case "\n": return { piece: h("br"), next: at + 1 };
-    case "`": return code(text, at, ticks);
-    case "<": return angleLink(text, at);
-    case "h": return bareLink(text, at);
-    case "!": return text[at + 1] === "[" ? bracketLink(text, at + 1, true) : null;
-    case "[": return bracketLink(text, at, false);
-    case "*": case "_": case "~": return mark(text, at);
-    default: return null;
+    case "\n":
+      return { piece: h("br"), next: at + 1 };
+    case "`":
+      return code(text, at, ticks);
+    case "<":
+      return angleLink(text, at);
+    case "h":
+      return bareLink(text, at);
+    case "!":
+      return text[at + 1] === "[" ? bracketLink(text, at + 1, true) : null;
+    case "[":
+      return bracketLink(text, at, false);
+    case "*":
+    case "_":
+    case "~":
+      return mark(text, at);
+    default:
+      return null;
   }
 }
 
@@ -128,7 +138,7 @@ function closing(text, at) {
   const limit = Math.min(text.length, at + LABEL_LIMIT);
   for (let end = at + 1; end < limit; end += 1) {
     if (text[end] === "\\") end += 1;
-    else if (text[end] === "[" || text[end] === "\n" && text[end + 1] === "\n") return -1;
+    else if (text[end] === "[" || (text[end] === "\n" && text[end + 1] === "\n")) return -1;
     else if (text[end] === "]") return end;
   }
   return -1;
@@ -153,7 +163,7 @@ function mark(text, at) {
 /** Pieces to nodes: each closing mark takes the nearest opening one of its kind. */
 function resolve(pieces) {
   const out = [];
-  const openers = { "*": [], "_": [], "~": [] }; // places in out, the nearest last
+  const openers = { "*": [], _: [], "~": [] }; // places in out, the nearest last
   for (const piece of pieces) {
     if (!piece.mark) {
       out.push(piece);

@@ -91,7 +91,9 @@ byId("open-settings").addEventListener("click", () => {
 
 settings.addEventListener("close", () => {
   if (settings.returnValue !== "save") return;
-  const held = Object.fromEntries(["system", "thinking", "theme"].map((name) => [name, form.elements[name].value.trim()]));
+  const held = Object.fromEntries(
+    ["system", "thinking", "theme"].map((name) => [name, form.elements[name].value.trim()]),
+  );
   for (const name of NUMBERS) if (form.elements[name].value !== "") held[name] = Number(form.elements[name].value);
   app.store.saveSettings(held);
   if (held.theme) document.documentElement.dataset.theme = held.theme;
@@ -104,7 +106,12 @@ settings.addEventListener("keydown", (event) => {
 
 // -- keys --
 
-byId("key-list").append(...KEYS.flatMap(([keys, what]) => [h("dt", {}, ...keys.split(" ").flatMap((key) => [h("kbd", {}, key), " "])), h("dd", {}, what)]));
+byId("key-list").append(
+  ...KEYS.flatMap(([keys, what]) => [
+    h("dt", {}, ...keys.split(" ").flatMap((key) => [h("kbd", {}, key), " "])),
+    h("dd", {}, what),
+  ]),
+);
 byId("open-keys").addEventListener("click", () => byId("keys").showModal());
 
 document.addEventListener("keydown", (event) => {

@@ -59,7 +59,7 @@ function toLines(text) {
 /** [{node, start}] of the lines, in order. */
 function blocks(lines, depth) {
   const found = [];
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     if (isBlank(lines[at])) {
       at += 1;
       continue;
@@ -92,7 +92,10 @@ function fence(lines, at) {
   const close = new RegExp(`^ {0,3}\\${marks[0]}{${marks.length},}[ \\t]*$`);
   let next = at + 1;
   while (next < lines.length && !close.test(lines[next].text)) next += 1;
-  const code = lines.slice(at + 1, next).map((line) => cut(line, indent).text).join("\n");
+  const code = lines
+    .slice(at + 1, next)
+    .map((line) => cut(line, indent).text)
+    .join("\n");
   return { node: codeBlock(code, info.trim().split(/\s/)[0]), next: next + 1 };
 }
 
@@ -111,7 +114,10 @@ function heading(lines, at) {
   const words = text.slice(whole.length).trim();
   const bare = words.replace(/#+$/, "");
   const title = bare === "" || /[ \t]$/.test(bare) ? bare.trim() : words;
-  return { node: h(`h${Math.min(6, marks.length + 2)}`, { class: `h${marks.length}` }, ...inline(title)), next: at + 1 };
+  return {
+    node: h(`h${Math.min(6, marks.length + 2)}`, { class: `h${marks.length}` }, ...inline(title)),
+    next: at + 1,
+  };
 }
 
 function quote(lines, at, depth) {
@@ -184,12 +190,18 @@ function listItem(inner, depth) {
 }
 
 const startsTable = (lines, at) =>
-  lines[at].text.includes("|") && at + 1 < lines.length && lines[at + 1].text.includes("-") &&
-  DELIMITER_ROW.test(lines[at + 1].text) && cells(lines[at].text).length === cells(lines[at + 1].text).length;
+  lines[at].text.includes("|") &&
+  at + 1 < lines.length &&
+  lines[at + 1].text.includes("-") &&
+  DELIMITER_ROW.test(lines[at + 1].text) &&
+  cells(lines[at].text).length === cells(lines[at + 1].text).length;
 
 /** The cells of a row; a bar after a backslash is text. */
 function cells(row) {
-  const inside = row.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
+  const inside = row
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/(^|[^\\])\|$/, "$1");
   return inside.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
@@ -215,12 +227,16 @@ function alignment(cell) {
 function paragraph(lines, at, depth) {
   let next = at + 1;
   while (next < lines.length && !isBlank(lines[next]) && !(depth < MAX_DEPTH && startsBlock(lines, next))) next += 1;
-  const text = lines.slice(at, next).map((line) => line.text.trim()).join("\n");
+  const text = lines
+    .slice(at, next)
+    .map((line) => line.text.trim())
+    .join("\n");
   return { node: h("p", {}, ...inline(text)), next };
 }
 
 function startsBlock(lines, at) {
   const { text } = lines[at];
-  if (FENCE.test(text) || HEADING.test(text) || RULE.test(text) || QUOTE.test(text) || startsTable(lines, at)) return true;
+  if (FENCE.test(text) || HEADING.test(text) || RULE.test(text) || QUOTE.test(text) || startsTable(lines, at))
+    return true;
   return ITEM.test(text);
 }

@@ -31,7 +31,9 @@ export function showContext(used, window) {
     share,
     level,
     text: `${count(used ?? 0)} / ${count(window)}`,
-    title: `${percent(share)} of the context window used: ${count(used ?? 0)} of ${count(window)} tokens, ${count(left)} left`,
+    title:
+      `${percent(share)} of the context window used: ` +
+      `${count(used ?? 0)} of ${count(window)} tokens, ${count(left)} left`,
   });
 }
 

@@ -19,7 +19,8 @@ export class ModelMenu {
     });
     this.menu.addEventListener("keydown", (event) => this.#key(event));
     this.menu.addEventListener("focusout", (event) => {
-      if (event.relatedTarget && !this.menu.contains(event.relatedTarget) && event.relatedTarget !== this.button) this.#toggle(false);
+      if (event.relatedTarget && !this.menu.contains(event.relatedTarget) && event.relatedTarget !== this.button)
+        this.#toggle(false);
     });
     document.addEventListener("pointerdown", (event) => {
       if (!this.menu.hidden && !event.target.closest(".model")) this.#toggle(false);
@@ -59,13 +60,32 @@ export class ModelMenu {
   #item(model) {
     const chosen = model.id === this.chosen;
     const detail = model.error ?? describe(model).slice(1).join(" · ");
-    return h("button", { type: "button", role: "menuitemradio", class: "menu-item", tabindex: "-1", "aria-checked": String(chosen),
-      disabled: Boolean(model.error), title: lineage(model), onclick: () => this.#pick(model) },
+    return h(
+      "button",
+      {
+        type: "button",
+        role: "menuitemradio",
+        class: "menu-item",
+        tabindex: "-1",
+        "aria-checked": String(chosen),
+        disabled: Boolean(model.error),
+        title: lineage(model),
+        onclick: () => this.#pick(model),
+      },
       h("span", { class: "menu-mark" }, chosen ? icon("check") : null),
-      h("span", { class: "menu-words" },
-        h("span", { class: "menu-name" }, model.id, model.quant ? h("span", { class: "tag" }, model.quant) : null,
-          model.active ? h("span", { class: "tag live" }, "loaded") : null),
-        h("span", { class: "menu-detail" }, detail)));
+      h(
+        "span",
+        { class: "menu-words" },
+        h(
+          "span",
+          { class: "menu-name" },
+          model.id,
+          model.quant ? h("span", { class: "tag" }, model.quant) : null,
+          model.active ? h("span", { class: "tag live" }, "loaded") : null,
+        ),
+        h("span", { class: "menu-detail" }, detail),
+      ),
+    );
   }
 
   #pick(model) {

@@ -41,7 +41,9 @@ export class Sidebar {
     if (!found.some((conversation) => conversation.id === this.#focused)) this.#focused = null;
     this.#focused ??= found.find((conversation) => conversation.id === current)?.id ?? found[0]?.id ?? null;
     const rows = found.map((conversation) => this.#row(conversation));
-    const none = this.search.value ? "Nothing found." : "Conversations you have will be listed here. They are kept in this browser only.";
+    const none = this.search.value
+      ? "Nothing found."
+      : "Conversations you have will be listed here. They are kept in this browser only.";
     this.list.replaceChildren(...(rows.length ? rows : [h("p", { class: "none" }, none)]));
     if (hadFocus) this.list.querySelector('.row-title[tabindex="0"]')?.focus();
   }
@@ -50,17 +52,32 @@ export class Sidebar {
     const { id, title, updated } = conversation;
     const current = id === this.current;
     const reach = id === this.#focused ? "0" : "-1";
-    const open = h("button", { type: "button", class: "row-title", tabindex: reach, "aria-current": current ? "page" : null, title,
-      onclick: () => this.actions.open(id), ondblclick: () => this.#rename(row, conversation) },
+    const open = h(
+      "button",
+      {
+        type: "button",
+        class: "row-title",
+        tabindex: reach,
+        "aria-current": current ? "page" : null,
+        title,
+        onclick: () => this.actions.open(id),
+        ondblclick: () => this.#rename(row, conversation),
+      },
       h("span", { class: "row-name" }, title),
-      h("span", { class: "row-when" }, this.actions.isRunning(id) ? "answering…" : when(updated)));
+      h("span", { class: "row-when" }, this.actions.isRunning(id) ? "answering…" : when(updated)),
+    );
     const buttons = [
       iconButton("edit", `Rename ${title} (F2)`, () => this.#rename(row, conversation)),
       iconButton("save", `Export ${title} as Markdown`, () => this.actions.export(id)),
       iconButton("trash", `Delete ${title}`, () => this.actions.remove(id)),
     ];
     buttons.forEach((button) => button.setAttribute("tabindex", reach));
-    const row = h("div", { class: current ? "row current" : "row", "data-id": id }, open, h("span", { class: "row-actions" }, ...buttons));
+    const row = h(
+      "div",
+      { class: current ? "row current" : "row", "data-id": id },
+      open,
+      h("span", { class: "row-actions" }, ...buttons),
+    );
     return row;
   }
 
@@ -106,7 +123,8 @@ export class Sidebar {
   #focusRow(index) {
     const rows = [...this.list.querySelectorAll(".row")];
     if (!rows[index]) return;
-    for (const row of rows) row.querySelectorAll("button").forEach((b) => b.setAttribute("tabindex", row === rows[index] ? "0" : "-1"));
+    for (const row of rows)
+      row.querySelectorAll("button").forEach((b) => b.setAttribute("tabindex", row === rows[index] ? "0" : "-1"));
     this.#focused = rows[index].dataset.id;
     rows[index].querySelector(".row-title").focus();
   }

@@ -6,7 +6,10 @@ import { GrowingMarkdown } from "./markdown.js";
 
 const FINISHES = {
   stop: ["finished", "The model ended its reply."],
-  length: ["cut off at the limit", "The longest reply was reached; ask it to go on, or raise the limit in the settings."],
+  length: [
+    "cut off at the limit",
+    "The longest reply was reached; ask it to go on, or raise the limit in the settings.",
+  ],
   stopped: ["stopped", "You stopped this reply."],
   tool_calls: ["called a tool", "The model asked for a tool, which the console does not run."],
   content_filter: ["ended by the policy", "A rule of the server's operator ended this reply."],
@@ -95,12 +98,22 @@ class UserView {
 
   startEdit() {
     if (this.element.querySelector("textarea")) return;
-    const box = h("textarea", { rows: Math.min(12, this.message.content.split("\n").length + 1), "aria-label": "Edit the message" });
+    const box = h("textarea", {
+      rows: Math.min(12, this.message.content.split("\n").length + 1),
+      "aria-label": "Edit the message",
+    });
     box.value = this.message.content;
-    const form = h("form", { class: "edit" }, box,
-      h("div", { class: "edit-foot" },
+    const form = h(
+      "form",
+      { class: "edit" },
+      box,
+      h(
+        "div",
+        { class: "edit-foot" },
         h("button", { type: "button", class: "quiet", onclick: () => this.#endEdit() }, "Cancel"),
-        h("button", { type: "submit", class: "button primary" }, "Send again")));
+        h("button", { type: "submit", class: "button primary" }, "Send again"),
+      ),
+    );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (!box.value.trim()) return;
@@ -144,8 +157,15 @@ class ReplyView {
     const copy = iconButton("copy", "Copy the reply", () => copyText(this.message.content, copy));
     const again = iconButton("again", "Answer again", () => this.actions.again(this.message));
     this.buttons = h("div", { class: "actions" }, copy, again);
-    this.element = h("article", { class: "message reply", "aria-label": "Reply" }, this.thinking, this.body, this.problem, this.progress,
-      h("div", { class: "meta" }, h("div", { class: "meta-words" }, this.chip, this.figures), this.buttons));
+    this.element = h(
+      "article",
+      { class: "message reply", "aria-label": "Reply" },
+      this.thinking,
+      this.body,
+      this.problem,
+      this.progress,
+      h("div", { class: "meta" }, h("div", { class: "meta-words" }, this.chip, this.figures), this.buttons),
+    );
     this.markdown = new GrowingMarkdown(this.body);
     this.thoughtText = new GrowingMarkdown(this.thoughts);
   }
@@ -175,14 +195,25 @@ class ReplyView {
   #problem(message) {
     this.problem.hidden = !message.error;
     if (!message.error || this.problem.childElementCount) return;
-    const again = h("button", { type: "button", class: "button", onclick: () => this.actions.again(this.message) }, icon("again"), "Try again");
+    const again = h(
+      "button",
+      { type: "button", class: "button", onclick: () => this.actions.again(this.message) },
+      icon("again"),
+      "Try again",
+    );
     this.problem.append(icon("warn"), h("p", {}, problemText(message.error)), again);
   }
 
   #running(run) {
     this.chip.hidden = false;
     this.chip.className = `chip phase-${run.phase}`;
-    const phase = { waiting: "waiting", queued: "queued", starting: "starting", prefill: "prefilling", decode: "generating" };
+    const phase = {
+      waiting: "waiting",
+      queued: "queued",
+      starting: "starting",
+      prefill: "prefilling",
+      decode: "generating",
+    };
     setText(this.chip, phase[run.phase] ?? run.phase);
     setFigures(this.figures, run.phase === "decode" ? decodeWords(run) : waitWords(run));
     const { done, total } = run.prefill;
@@ -214,7 +245,8 @@ function setFigures(element, words) {
 }
 
 function problemText({ status, text, retryAfter }) {
-  if (status === 429 || status === 529) return `The server is busy${retryAfter ? `; it asks to try again in ${retryAfter} s` : ""}. (${text})`;
+  if (status === 429 || status === 529)
+    return `The server is busy${retryAfter ? `; it asks to try again in ${retryAfter} s` : ""}. (${text})`;
   if (status === 401) return "The server asks for its API key: load the page again.";
   return `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }
