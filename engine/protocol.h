@@ -14,8 +14,8 @@
 // end.
 //   GEN    prompt=N cached=N  pre=done/total ...  id ...
 //          gen= prefill_ms= decode_ms= hits= misses= bytes= wait_ms=  fin=stop|length|cancel <<DONE>>
-//          With buckets=1, before fin=: attention_ms= router_ms= expert_compute_ms= expert_wait_ms= head_ms= sampler_ms=
-//          other_ms=, together prefill_ms + decode_ms, and guessed= guessed_right=, records read ahead.
+//          With buckets=1, before fin=: attention_ms= router_ms= expert_compute_ms= expert_wait_ms= head_ms=
+//          sampler_ms= other_ms=, together prefill_ms + decode_ms, and guessed= guessed_right=, records read ahead.
 //          With lp=K each id is followed by lp=<float> and, for K > 0, top=id:lp,... best first: natural logarithms of
 //          the distribution before sampling touched it. The id that ends a reply (EOS, stop=) is neither printed nor
 //          evaluated.

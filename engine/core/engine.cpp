@@ -125,7 +125,8 @@ Status EngineImpl::set_up(const Log& log) {
   if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
   SMOE_ASSIGN(scratch_, Scratch::allocate(vault_.model, plan_.chunk, p.threads));
   SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
-  // Not beside the trunk's load: where a control group is full of page cache that is being read, huge pages are refused.
+  // Not beside the trunk's load: where a control group is full of page cache that is being read, huge pages are
+  // refused.
   prefault_.start(slots_.data(), slots_.size());
   SMOE_TRY(open_cache(log));
   for (uint32_t i = 0; i < p.sessions; ++i) {

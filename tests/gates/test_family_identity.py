@@ -1,5 +1,5 @@
-"""The gates of test_identity.py for every family, on the fastest ISA: what streaming, chunks, threads and reuse must not
-change, and what the plan says of the state they keep."""
+"""The gates of test_identity.py for every family, on the fastest ISA: what streaming, chunks, threads and reuse must
+not change, and what the plan says of the state they keep."""
 
 from __future__ import annotations
 
