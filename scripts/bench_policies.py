@@ -5,8 +5,8 @@
 
 Each text is run once: its first ids as a prompt, the rest one at a time as decoding does it, and the routing is
 recorded with --trace. Every policy at every size is then a replay of that trace by the live cache's own code, so its
-hits are those an engine would have had. "mixed" is all texts one after the other through one cache, a person changing the
-subject. The first quarter of the fetches warms the cache and is not counted. Counted are decode steps.
+hits are those an engine would have had. "mixed" is all texts one after the other through one cache, a person changing
+the subject. The first quarter of the fetches warms the cache and is not counted. Counted are decode steps.
 
 Writes one JSON file and a table. Nothing is timed, so the machine need not be quiet.
 """
