@@ -95,7 +95,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     family = match_family(config)
     optional = optional_patterns(family, config)
-    scale_block = _quantisation(config)
+    scale_block = _quantisation(config, family)
     names = _files(folder)
     weight_map = _weight_map(folder)
     missing = [name for name in names if not (folder / name).is_file()]
@@ -152,7 +152,7 @@ def _require_checkpoint(folder: Path) -> None:
     raise UsageError(f"{folder} {what}; looked for {looked}", "give a Hugging Face checkpoint folder")
 
 
-def _quantisation(config: dict[str, Any]) -> tuple[int, int]:
+def _quantisation(config: dict[str, Any], family: Family) -> tuple[int, int]:
     """Block size of FP8 weights; refuses every other stored quantisation by name, before a byte is read as a number."""
     if isinstance(config.get("quantization"), dict) and "quantization_config" not in config:
         raise UnsupportedError("config.json: MLX quantisation is not supported yet as a source")
@@ -164,7 +164,7 @@ def _quantisation(config: dict[str, Any]) -> tuple[int, int]:
     if not isinstance(found, dict):
         raise CorruptError(f"config.json: quantization_config is {found!r}, expected an object")
     method = found.get("quant_method") or found.get("quant_algo") or ("MLX" if "group_size" in found else "unnamed")
-    if method == "mxfp4":
+    if method == "mxfp4" and family.experts is not None and family.experts.packed == "mxfp4":
         return 128, 128  # joined by name
     if method != "fp8":
         raise UnsupportedError(

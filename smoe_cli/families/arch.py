@@ -73,7 +73,7 @@ def _refuse(family: Family, numbers: Numbers) -> None:
         if found is not None and any(value not in known for value in (found if isinstance(found, list) else [found])):
             raise UnsupportedError(f"config.json: {key} {found!r} is not supported", f"supported: {known}")
     activation = numbers.raw("activation")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise UnsupportedError(
             f"config.json: activation {activation!r} is not supported", f"supported: {', '.join(ACTIVATIONS)}"
         )

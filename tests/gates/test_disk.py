@@ -73,15 +73,16 @@ def test_a_cache_below_one_token_says_so(streamed: Path) -> None:
 
 
 def test_more_slots_hit_more_with_direct_and_buffered_reads(streamed: Path) -> None:
-    """R5: the counter rises with the size; with room for all hardly anything is read twice."""
+    """R5: the counter rises with the size; with room for all nothing is read twice."""
     for direct in (None, False):
         hits = []
         for slots in (8, 24, 96, 192, 384):
             with running(streamed, ctx=256, ring=slots, direct=direct, spec=0) as run:
                 run.generate(PROMPT, 24)
-                counters = run.generate(PROMPT[1:], 24)[1]
+                run.generate(PROMPT[1:], 24)
+                counters = run.generate(PROMPT, 24)[1]
             hits.append(counters["hits"] / (counters["hits"] + counters["misses"]))
-        assert hits == sorted(hits) and hits[0] < 0.5 and hits[-1] > 0.95
+        assert hits == sorted(hits) and hits[0] < 0.5 and hits[-1] == 1
 
 
 def test_a_vault_cut_short_while_running(copy: Path, expected: list[int]) -> None:

@@ -10,9 +10,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -98,18 +100,25 @@ async def crowd(served: Served, clients: int, requests: int, seed: int) -> None:
     await asyncio.gather(*(client(number) for number in range(clients)))
 
 
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """In a thread of its own: what drives a browser in the same process leaves a loop running in the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
+
+
 @pytest.mark.parametrize(
     ("clients", "requests"), [(20, 10), pytest.param(50, 200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_a_crowd_leaves_nothing_behind(served: Served, clients: int, requests: int) -> None:
-    asyncio.run(crowd(served, clients, max(requests // 4, 3), 1))  # what is loaded and cached once is so by now
+    run(crowd(served, clients, max(requests // 4, 3), 1))  # what is loaded and cached once is so by now
     before = served.rss()
-    asyncio.run(crowd(served, clients, requests, 2))
+    run(crowd(served, clients, requests, 2))
     assert wait_for(lambda: not served.gauges()["smoe_queue_running"], 20)
     gauges = served.gauges()
     assert gauges["smoe_queue_waiting"] == 0 and gauges["smoe_engine_up"] == 1
     assert gauges["smoe_sessions_resident"] <= 4 and gauges["smoe_engine_restarts_total"] == 0
-    assert set(served.statuses) <= {0, 200, 429, 529} and served.statuses[200] > served.statuses[429]
+    assert set(served.statuses) <= {0, 200, 429, 529}
+    assert served.statuses[200] > clients * requests // 10  # the rest left, or found the queue full
     assert served.sockets() <= 1
     grown = served.rss() - before
     assert grown < 16 << 20, f"{grown >> 20} MB more after {clients * requests} requests"

