@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write a checkpoint with the layer geometry of Qwen3-30B-A3B and random weights, to measure speed with.
+"""Write a checkpoint with the layer geometry of a large mixture and random weights, to measure speed with.
 
     scripts/make_bench_model.py checkpoints/bench --layers 8
 
-Eight layers are 5.6 G parameters, 11 GB in bf16, about one minute. The embedding is 64 times larger than the other
+The geometry is that of Qwen3-30B-A3B, or with --geometry gpt-oss-20b few large experts: 32 of 2880, top-4.
+Eight layers of the first are 5.6 G parameters, 11 GB in bf16, about one minute. The embedding is 64 times larger than the other
 weights' usual size, so that the residual stream is the token's own and routing is near uniform over random ids: with
 plain random weights three quarters of the experts repeat from the token before, and every cache looks better than it
 is. No tokenizer: programs under measurement are fed ids. One shard a layer and one for the rest, written as they are
@@ -29,6 +30,14 @@ Shapes = dict[str, tuple[int, ...]]
 HIDDEN, VOCAB = 2048, 151_936
 HEADS, KV_HEADS, HEAD_DIM = 32, 4, 128
 EXPERTS, TOP_K, WIDTH = 128, 8, 768
+GEOMETRIES: dict[str, dict[str, int]] = {
+    "qwen3-30b-a3b": {},
+    # A small vocabulary: what is measured are layers.
+    "gpt-oss-20b": {
+        "HIDDEN": 2880, "VOCAB": 32_768, "HEADS": 64, "KV_HEADS": 8, "HEAD_DIM": 64,
+        "EXPERTS": 32, "TOP_K": 4, "WIDTH": 2880,
+    },
+}  # fmt: skip
 STD = 0.02
 EMBED_SCALE = 64.0
 
@@ -58,7 +67,7 @@ def config(layers: int) -> dict[str, Any]:
         "attention_bias": False,
         "use_sliding_window": False,
         "tie_word_embeddings": False,
-        "eos_token_id": 151_645,
+        "eos_token_id": min(151_645, VOCAB - 1),
     }
 
 
@@ -138,11 +147,13 @@ def write_checkpoint(out: Path, layers: int, seed: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A random checkpoint with the layers of Qwen3-30B-A3B.")
+    parser = argparse.ArgumentParser(description="A random checkpoint with the layers of a large mixture.")
     parser.add_argument("out", type=Path, help="folder to make")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--geometry", choices=list(GEOMETRIES), default="qwen3-30b-a3b")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    globals().update(GEOMETRIES[options.geometry])
     if options.out.exists():
         print(f"error: {options.out} exists\n  remove it, or write somewhere else", file=sys.stderr)
         return 2

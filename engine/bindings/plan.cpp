@@ -8,6 +8,9 @@
 #include "bindings/bindings.h"
 #include "bindings/launch_flags.h"
 #include "core/options.h"
+#include "core/rates.h"
+#include "core/speed.h"
+#include "experts/history.h"
 #include "io/probe.h"
 #include "util/ledger.h"
 #include "util/memory_probe.h"
@@ -38,9 +41,45 @@ py::dict plan(const std::string& path, const py::kwargs& options) {
   return plan_dict(vault.model, check(plan_here(vault.model, &launch.engine.plan, launch.engine.ledger)));
 }
 
+// The plan, with what the machine was measured to do and the speed that follows.
+py::dict predict(const std::string& path, double seconds, const py::kwargs& options) {
+  std::vector<std::string> flags = launch_flags(options);
+  flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
+  Launch launch = check(parse_launch({flags.begin(), flags.end()}));
+  check(resolve_window(&launch));
+  EngineOptions& engine = launch.engine;
+  const VaultFile vault = check(open_vault(path, engine.scout));
+  const Plan plan = check(plan_here(vault.model, &engine.plan, engine.ledger));
+  const ModelSpec model = as_run(vault.model, engine.plan);
+  const Rates rates = check([&] {
+    py::gil_scoped_release release;
+    return measure_rates(model, engine, seconds);
+  }());
+  std::vector<float> history;
+  if (!engine.history.empty()) {
+    Result<std::vector<float>> kept =
+        read_history(engine.history, history_fingerprint(vault.manifest_json), plan.total_records);
+    if (kept.is_ok()) history = std::move(kept).value();
+  }
+  const Speed speed = predict_speed(model, plan, rates, history);
+  py::dict d = plan_dict(vault.model, plan);
+  d["disk_read_bytes_s"] = rates.disk_read_bytes_s;
+  d["direct_io"] = rates.direct_io;
+  d["memory_read_bytes_s"] = rates.memory_bytes_s;
+  d["predicted_hit_rate"] = speed.hit_rate;
+  d["predicted_from_history"] = speed.from_history;
+  d["predicted_decode_tok_s"] = speed.decode_tok_s;
+  d["predicted_decode_low_tok_s"] = speed.decode_low_tok_s;
+  d["predicted_decode_high_tok_s"] = speed.decode_high_tok_s;
+  d["predicted_prefill_tok_s"] = speed.prefill_tok_s;
+  d["read_first_ms"] = rates.read_first_s * 1e3;
+  d["read_each_ms"] = rates.read_each_s * 1e3;
+  return d;
+}
+
 py::dict disk(const std::string& path, uint64_t record_bytes, double seconds, uint32_t depth, bool buffered,
               const std::string& io, uint32_t parts, bool batches) {
-  ProbeOptions options{seconds, depth, parts, batches, DirectMode::automatic, ReaderKind::automatic};
+  ProbeOptions options{seconds, depth, parts, batches, 0, DirectMode::automatic, ReaderKind::automatic};
   if (buffered) options.mode = DirectMode::buffered;
   if (io == "uring") options.kind = ReaderKind::uring;
   if (io == "pread") options.kind = ReaderKind::pread;
@@ -100,8 +139,15 @@ void bind_plan(py::module_& m) {
       "machine_memory",
       [](const std::string& root, const std::string& ledger) {
         MachineMemory machine = check(read_machine_memory(root));
-        if (!ledger.empty()) machine.reserved_bytes = check(Ledger::open(ledger)).reserved_by_others();
-        return machine_dict(machine);
+        Status trouble;
+        if (!ledger.empty()) {
+          const Result<Ledger> book = Ledger::open(ledger);
+          trouble = book.status();
+          if (book.is_ok()) machine.reserved_bytes = book.value().reserved_by_others();
+        }
+        py::dict d = machine_dict(machine);
+        if (!trouble.is_ok()) d["warning"] = "other running engines are not counted: " + trouble.message();
+        return d;
       },
       py::arg("root") = "", py::arg("ledger") = "",
       "What the machine and its control groups leave this process: *_bytes and what sets the limit. `root` is put "
@@ -110,6 +156,9 @@ void bind_plan(py::module_& m) {
   m.def("plan", &plan, py::arg("path"),
         "plan(path, **options): the memory plan an engine started now with these launch flags would make, sizes in "
         "bytes. Options as for Engine. CoreError 'resources' below the floor.");
+  m.def("predict", &predict, py::arg("path"), py::arg("seconds") = 1.0,
+        "predict(path, seconds, **options): the plan, the disk and memory speeds measured for about `seconds`, and the "
+        "decode and prefill speeds that follow (predicted_*); history=FILE counts what was used before.");
   m.def("probe_disk", &disk, py::arg("path"), py::arg("record_bytes"), py::arg("seconds") = 0.3, py::arg("depth") = 8,
         py::arg("buffered") = false, py::arg("io") = "auto", py::arg("parts") = 1, py::arg("batches") = false,
         "Reads whole records at random places, `depth` at a time, each cut into `parts` reads; with `batches` all are "

@@ -30,13 +30,16 @@ Status check_options(const PlanOptions& o) {
   return Status::ok();
 }
 
-// The model as the engine will run it: with --experts-per-token, fewer experts a token, never more.
+}  // namespace
+
 ModelSpec as_run(ModelSpec model, const PlanOptions& o) {
   for (LayerSpec& layer : model.layers) {
     if (o.experts_per_token != 0) layer.ffn.top_k = std::min(layer.ffn.top_k, o.experts_per_token);
   }
   return model;
 }
+
+namespace {
 
 // What the plan knows before any memory is divided.
 struct Experts {
@@ -63,8 +66,8 @@ void measure(const ModelSpec& model, const PlanOptions& o, const Experts& expert
   p->scratch_bytes = engine_scratch_bytes(model, o, p->chunk);
   const uint64_t parts = p->trunk_bytes + p->state_bytes + p->scratch_bytes;
   p->min_expert_cache_bytes = experts.least();
-  p->process_bytes =
-      kProcessBytes + std::max(1u, o.threads) * kThreadBytes + page_table_bytes(parts + p->min_expert_cache_bytes);
+  p->process_bytes = kProcessBytes + std::max(1u, o.threads) * kThreadBytes + experts.records * kRecordBytes +
+                     o.ctx * kPositionBytes + page_table_bytes(parts + p->min_expert_cache_bytes);
   p->floor_bytes = parts + p->process_bytes + p->min_expert_cache_bytes;
 }
 

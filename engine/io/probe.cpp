@@ -20,7 +20,9 @@ class Probe {
   Probe(uint64_t file_bytes, uint64_t record, const ProbeOptions& o)
       : record_(record),
         parts_(o.parts),
-        place_(0, (file_bytes - record) / kIoAlignment),
+        place_(0, ((o.region_bytes != 0 ? std::clamp(o.region_bytes, record, file_bytes) : file_bytes) - record) /
+                      (o.region_bytes != 0 ? record : kIoAlignment)),
+        step_(o.region_bytes != 0 ? record : kIoAlignment),
         random_(static_cast<uint32_t>(Clock::now().time_since_epoch().count())),
         left_(o.depth) {}
 
@@ -34,8 +36,25 @@ class Probe {
     return Status::ok();
   }
 
-  void submit(uint64_t slot) {
-    const uint64_t offset = place_(random_) * kIoAlignment;
+  void submit(uint64_t slot) { submit(slot, place_(random_) * step_); }
+
+  // Every record of the region once.
+  Status read_region(uint32_t depth) {
+    uint32_t in_flight = 0;
+    for (uint64_t n = 0; n <= place_.max(); ++n) {
+      uint64_t slot = in_flight;
+      if (in_flight == depth) {
+        SMOE_ASSIGN(slot, wait());
+      } else {
+        ++in_flight;
+      }
+      submit(slot, n * step_);
+    }
+    for (; in_flight > 0; --in_flight) SMOE_TRY(wait().status());
+    return Status::ok();
+  }
+
+  void submit(uint64_t slot, uint64_t offset) {
     const uint64_t part = (record_ / parts_ + kIoAlignment - 1) / kIoAlignment * kIoAlignment;
     for (uint64_t at = 0; at < record_; at += part, ++left_[slot]) {
       reader_->submit({offset + at, std::min(part, record_ - at), memory_.data() + slot * record_ + at, slot});
@@ -57,7 +76,8 @@ class Probe {
  private:
   const uint64_t record_;
   const uint32_t parts_;
-  std::uniform_int_distribution<uint64_t> place_;
+  std::uniform_int_distribution<uint64_t> place_;  // in steps
+  const uint64_t step_;
   std::minstd_rand random_;
   std::vector<uint32_t> left_;  // [slot] parts on their way
   AlignedBuffer memory_;
@@ -77,6 +97,7 @@ Result<DiskSpeed> probe_disk(const std::string& path, uint64_t record_bytes, con
   if (o.depth == 0 || o.parts == 0) return Status(Code::usage, "depth and parts must be at least 1");
   Probe probe(file_bytes, record, o);
   SMOE_TRY(probe.open(path, o));
+  if (o.region_bytes != 0) SMOE_TRY(probe.read_region(o.depth));
 
   const auto start = Clock::now();
   const auto stop = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(o.seconds));

@@ -20,6 +20,10 @@ struct ProbeOptions {
   uint32_t depth = 8;    // records in flight
   uint32_t parts = 1;    // reads that one record is cut into
   bool batches = false;  // `depth` records at a time, all awaited before the next: as the misses of one layer come
+  // Only records of the first so many bytes, each read once before the clock starts: a cache misses the same records
+  // again and again, and a virtual disk's host keeps what was read a moment ago. 0 = all over the file, not read
+  // before.
+  uint64_t region_bytes = 0;
   DirectMode mode = DirectMode::automatic;
   ReaderKind kind = ReaderKind::automatic;
 };

@@ -57,12 +57,20 @@ class Ours:
     vault: Path
     flags: EngineFlags
     engine: Path | None = None
+    extra: tuple[str, ...] = ()  # words of its command line that are no flags of every verb
     counters: list[dict[str, float]] = field(default_factory=list)  # the engine's own, one entry per request
     _process: subprocess.Popen[bytes] | None = None
     _ids: list[int] = field(default_factory=list)
 
     def start(self, group: MemoryCgroup | None = None) -> None:
-        argv = [str(self.engine or engine_path()), "--vault", str(self.vault), "--serve", *self.flags.argv()]
+        argv = [
+            str(self.engine or engine_path()),
+            "--vault",
+            str(self.vault),
+            "--serve",
+            *self.flags.argv(),
+            *self.extra,
+        ]
         self._process = subprocess.Popen(
             group.command(argv) if group else argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )

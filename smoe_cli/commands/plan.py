@@ -11,9 +11,8 @@ import typer
 from smoe_cli.commands.options import Json, VaultDir, engine_flags
 from smoe_cli.engine.flags import EngineFlags
 
-# What a probe of the disk or of memory may take, in seconds: long enough to be steady, short enough to be a reply.
-PROBE_S = 0.3
-DENSE_PROBE_BYTES = 1 << 20
+# What measuring disk, memory and kernels may take, in seconds: long enough to be steady, short enough to be a reply.
+PROBE_S = 1.0
 
 # The part of a plan that is a table: heading, then (label, key, what it is).
 TABLE: list[tuple[str, list[tuple[str, str, str]]]] = [
@@ -82,6 +81,8 @@ def _all(vault_dir: Path | None, json_output: bool, engine: EngineFlags) -> None
         machine = _core.machine_memory(ledger=str(settings.ledger()))
     except _core.CoreError as error:
         raise from_core(error) from None
+    if warning := machine.pop("warning", None):
+        console.warn(warning)
     models: list[dict[str, Any]] = []
     for vault in registry.find(vault_dir):
         try:
@@ -102,17 +103,11 @@ def plan_vault(path: Path, engine: EngineFlags) -> dict[str, Any]:
     from smoe_cli.errors import from_core
 
     try:
-        plan: dict[str, Any] = _core.plan(str(path), ledger=str(settings.ledger()), **engine.options())
-        record = plan["record_bytes"] or min(DENSE_PROBE_BYTES, path.stat().st_size)
-        disk = _core.probe_disk(str(path), record, PROBE_S, buffered=engine.direct is False)
-        memory = _core.probe_memory(threads=engine.threads or 0, seconds=PROBE_S)
+        kept = settings.history(path)
+        history = {"history": str(kept)} if kept.is_file() else {}
+        return _core.predict(str(path), PROBE_S, ledger=str(settings.ledger()), **history, **engine.options())
     except _core.CoreError as error:
         raise from_core(error) from None
-    return plan | {
-        "disk_read_bytes_s": disk["read_bytes_s"],
-        "direct_io": disk["direct"],
-        "memory_read_bytes_s": memory,
-    }
 
 
 def describe(plan: dict[str, Any]) -> list[str]:
@@ -129,6 +124,12 @@ def describe(plan: dict[str, Any]) -> list[str]:
     lines += ["", "Measured"]
     lines.append(f"  {'disk':<24}{_speed(plan['disk_read_bytes_s']):>10}  {reads} of whole records")
     lines.append(f"  {'memory':<24}{_speed(plan['memory_read_bytes_s']):>10}  read by all threads")
+    lines += ["", "Predicted"]
+    low, high = plan["predicted_decode_low_tok_s"], plan["predicted_decode_high_tok_s"]
+    grounds = "as used so far" if plan["predicted_from_history"] else "nothing is known of its use yet"
+    lines.append(f"  {'decode':<24}{plan['predicted_decode_tok_s']:>6.1f} tok/s  {low:.1f} to {high:.1f}")
+    lines.append(f"  {'prefill':<24}{plan['predicted_prefill_tok_s']:>6.0f} tok/s  a prompt of 512 tokens, cold")
+    lines.append(f"  {'hit rate':<24}{plan['predicted_hit_rate']:>10.0%}  {grounds}")
     return lines
 
 
@@ -138,14 +139,14 @@ def summarise(machine: dict[str, Any], models: list[dict[str, Any]]) -> list[str
 
     usable = sizes.show(machine["usable_ram_bytes"])
     lines = [f"{usable} of memory usable, limited by {machine['limited_by']}"]
-    rows = [("model", "floor", "recommended", "budget", "slots", "disk")]
+    rows = [("model", "floor", "recommended", "budget", "slots", "decode")]
     for plan in models:
         if "error" in plan:
             rows.append((plan["model"], "cannot run here", "", "", "", ""))
             continue
         figures = [sizes.show(plan[key]) for key in ("floor_bytes", "recommended_bytes", "budget_bytes")]
         slots = f"{plan['slots']} of {plan['total_records']}" if plan["total_records"] else "dense"
-        rows.append((plan["model"], *figures, slots, _speed(plan["disk_read_bytes_s"])))
+        rows.append((plan["model"], *figures, slots, f"{plan['predicted_decode_tok_s']:.1f} tok/s"))
     if not models:
         return [*lines, "no vaults; make one with smoe convert"]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

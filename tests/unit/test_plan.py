@@ -21,12 +21,13 @@ from smoe_cli.errors import ResourceError, UsageError
 from tests.unit.tiny_vault import TinyVault
 
 ROOT = Path(__file__).parents[2]
-# The keys that scripts rely on, the predicted speeds excepted: they come with the speed model.
+# The keys that scripts rely on.
 KEYS = {
     "model", "ctx", "trunk_bytes", "state_bytes", "scratch_bytes", "min_expert_cache_bytes", "floor_bytes",
     "working_set_bytes", "recommended_bytes", "all_experts_bytes", "process_bytes", "physical_ram_bytes",
     "usable_ram_bytes", "reserved_bytes", "ceiling_bytes", "budget_bytes", "budget_reason", "expert_cache_bytes",
     "slots", "record_bytes", "disk_read_bytes_s", "direct_io", "memory_read_bytes_s", "warnings",
+    "predicted_decode_tok_s", "predicted_decode_low_tok_s", "predicted_decode_high_tok_s", "predicted_prefill_tok_s",
 }  # fmt: skip
 
 
@@ -69,6 +70,9 @@ def test_every_key_is_there_and_the_parts_add_up(folder: Path) -> None:
     assert plan["disk_read_bytes_s"] > 0
     assert plan["memory_read_bytes_s"] > 1e8
     assert isinstance(plan["direct_io"], bool)
+    assert plan["predicted_prefill_tok_s"] > 0
+    low, middle, high = (plan[f"predicted_decode{part}_tok_s"] for part in ("_low", "", "_high"))
+    assert 0.8 * middle <= low * 1.0001 and low < middle < high and high <= 1.2001 * middle
 
 
 def test_the_default_comes_from_the_plan_not_from_a_constant(folder: Path) -> None:
@@ -165,6 +169,10 @@ def test_a_ledger_that_cannot_be_used_is_a_warning(folder: Path, tmp_path: Path)
     run = smoe("plan", folder / "tiny.smoe", "--json")
     assert run.returncode == 0
     assert "other running engines are not counted" in run.stderr
+    run = smoe("plan", "--vault-dir", folder, "--json")
+    assert run.returncode == 0
+    assert "other running engines are not counted" in run.stderr
+    assert json.loads(run.stdout)["models"][0]["model"] == "tiny"
 
 
 def test_flags_the_engine_does_not_have_are_usage_errors(folder: Path) -> None:

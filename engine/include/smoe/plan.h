@@ -59,6 +59,9 @@ struct Plan {
   std::vector<std::string> warnings;
 };
 
+// The model as the engine will run it: with --experts-per-token, fewer experts a token, never more.
+ModelSpec as_run(ModelSpec model, const PlanOptions& options);
+
 // Errors: Code::usage (budget and ring together, ctx 0), Code::resources (budget under the floor, floor over usable).
 Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, const PlanOptions& options);
 
