@@ -105,7 +105,7 @@ def report(result: dict[str, Any]) -> str:
             "    " + result["command"],
             "",
             f"- commit {result['commit']}; {result['machine']}; load {result['load']:.2f} before",
-            "- fixed random ids, near-uniform routing; predicted without history before the engine ran, and with it after",
+            "- fixed random ids, near-uniform routing; predicted without history before the engine ran, with it after",
             "- largest errors: " + ", ".join(f"{what} {when} {value:.0%}" for (when, what), value in worst.items()),
             "",
             "| " + " | ".join(names) + " |",

@@ -31,6 +31,18 @@ uint64_t resident_bytes(const std::string& root) {
 
 uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
+// Every layer counts alike, as it does in decoding: of a prompt the last layer is computed for its last row only, and
+// its experts would seem hardly used.
+void level_layers(const ExpertTable& table, std::vector<float>* counts) {
+  std::vector<double> sums(table.layers(), 0);
+  for (uint32_t record = 0; record < table.records(); ++record) sums[table.layer_of[record]] += (*counts)[record];
+  const double most = *std::max_element(sums.begin(), sums.end());
+  for (uint32_t record = 0; record < table.records(); ++record) {
+    const double sum = sums[table.layer_of[record]];
+    if (sum > 0) (*counts)[record] = static_cast<float>((*counts)[record] * most / sum);
+  }
+}
+
 }  // namespace
 
 uint32_t slots_that_fit(const Room& room) {
@@ -56,6 +68,7 @@ void Upkeep::read_history() {
   Result<std::vector<float>> counts = smoe::read_history(config_.history, config_.fingerprint, records);
   if (!counts.is_ok()) log_("warning: " + counts.status().message() + "; starting without it");
   if (!counts.is_ok() || counts->empty()) return;
+  level_layers(cache_.residency().table(), &*counts);
   cache_.seed(*counts);
   hot_.resize(records);
   std::iota(hot_.begin(), hot_.end(), 0u);

@@ -172,6 +172,21 @@ TEST(upkeep_a_request_finds_at_most_two_reads_before_its_own) {
   }
 }
 
+// Prompts hardly count the last layer; it is warmed as the others are.
+TEST(upkeep_layers_are_warmed_alike) {
+  FakeTree tree;
+  write_machine(tree, 1 << 30);
+  const std::string path = tree.path("vault.usage");
+  std::vector<float> counts(32);
+  for (uint32_t e = 0; e < 16; ++e) counts[e] = 1000.0f * (e + 1), counts[16 + e] = 0.5f * (e + 1);
+  REQUIRE(write_history(path, kFingerprint, counts).is_ok());
+  Kept kept(8);
+  Upkeep upkeep = kept.open(tree.root(), path);
+  while (upkeep.idle()) continue;
+  CHECK(kept.bench.fetch(0, {12, 13, 14, 15}) && kept.bench.fetch(1, {12, 13, 14, 15}));
+  CHECK_EQ(kept.bench.cache->stats().hits, 8u);
+}
+
 TEST(upkeep_no_warm_still_keeps_the_history) {
   FakeTree tree;
   write_machine(tree, 1 << 30);
