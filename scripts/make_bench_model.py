@@ -7,8 +7,8 @@ The geometry is that of Qwen3-30B-A3B, or with --geometry gpt-oss-20b few large 
 Eight layers of the first are 5.6 G parameters, 11 GB in bf16, about one minute. The embedding is 64 times larger than
 the other weights' usual size, so that the residual stream is the token's own and routing is near uniform over random
 ids: with plain random weights three quarters of the experts repeat from the token before, and every cache looks better
-than it is. No tokenizer: programs under measurement are fed ids. One shard a layer and one for the rest, written as they are
-made; memory stays under 2 GB. The folder appears whole or not at all.
+than it is. No tokenizer: programs under measurement are fed ids. One shard a layer and one for the rest, written as
+they are made; memory stays under 2 GB. The folder appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ def test_r16_an_edited_second_turn_is_warm_up_to_the_edit(server: Running) -> No
 
 
 def test_a4_the_engine_stops_within_a_token_and_keeps_what_it_has(server: Running) -> None:
-    content = {"messages": [{"role": "user", "content": "hello there"}], **WARM, "max_tokens": 500, "seed": 5}
+    content = {"messages": [{"role": "user", "content": "hello there"}], **WARM, "max_tokens": 400, "seed": 5}
+    content["n"] = 8  # one reply of so small a model may be over before anybody can leave
     content["logit_bias"] = {str(token): -100 for token in server.service.fleet.active.model.eos_ids}
     for streamed in (True, False):
         made = server.service.metrics.completion_tokens
@@ -102,7 +103,7 @@ def test_a4_the_engine_stops_within_a_token_and_keeps_what_it_has(server: Runnin
         time.sleep(0.05)
         client.leave()
         assert server.idle(2)
-        assert server.service.metrics.completion_tokens - made < 500
+        assert server.service.metrics.completion_tokens - made < 8 * 400
     assert said(ask(server, "hello there", seed=5)) == said(ask(server, "hello there", seed=5))
 
 
