@@ -78,6 +78,49 @@ class Syntax(ABC):
         return re.compile("|".join(map(re.escape, self.openers)))
 
 
+class TaggedCalls(Syntax):
+    """Calls between two tags, the first two ``markers``."""
+
+    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
+        super().__init__(tools, spell)
+        self._open, self._close = (spell(marker) for marker in self.markers[:2])
+        self.openers, self.closers = (self._open,), (self._close,)
+
+
+class SectionedCalls(Syntax):
+    """Calls, each with an end of its own, in a section of calls. ``markers`` begin with the section's beginning and end
+    and a call's beginning; their last is a call's end."""
+
+    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
+        super().__init__(tools, spell)
+        self._section, self._section_end, self._open = (spell(marker) for marker in self.markers[:3])
+        self._close = spell(self.markers[-1])
+        self.openers = (self._section, self._open, self._section_end)
+        self.closers = (self._close, self._section_end)
+
+    @property
+    def _head(self) -> str:
+        """What a call begins with, as a regular expression."""
+        return rf"(?:{re.escape(self._section)}\s*)?{re.escape(self._open)}\s*"
+
+    @abstractmethod
+    def read(self, body: str) -> Call | None:
+        """The call of a text from its beginning to before its end; None: it is none."""
+
+    def take(self, held: str, final: bool) -> Taken | None:
+        if held.startswith(self._section_end):
+            return Taken(len(self._section_end), ())
+        close = held.find(self._close)
+        end = held.find(self._section_end)
+        if close < 0 and end < 0 and not final:
+            return None
+        over = close >= 0 and (end < 0 or close < end)
+        body = held[: close if over else end if end >= 0 else len(held)]
+        if call := self.read(body):
+            return Taken(len(body) + (len(self._close) if over else 0), (call,))
+        return Taken(max(len(opener) for opener in self.openers if held.startswith(opener)), None)
+
+
 _SHORT = 100  # characters behind an opener in which it shows whether a call may follow
 
 

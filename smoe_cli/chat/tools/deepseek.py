@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken, is_object
+from smoe_cli.chat.tools.base import Call, SectionedCalls, is_object
 from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 
-class SeparatedCalls(Syntax):
+class SeparatedCalls(SectionedCalls):
     markers = (SECTION, SECTION_END, OPEN, SEPARATOR, CLOSE)
 
     @staticmethod
@@ -26,16 +26,7 @@ class SeparatedCalls(Syntax):
 
     def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
         super().__init__(tools, spell)
-        section, self._section_end = spell(SECTION), spell(SECTION_END)
-        opener, separator, self._close = spell(OPEN), spell(SEPARATOR), spell(CLOSE)
-        self.openers = (
-            section,
-            opener,
-            self._section_end,
-        )
-        self.closers = (self._close, self._section_end)
-        section, opener, separator = map(re.escape, (section, opener, separator))
-        head = rf"(?:{section}\s*)?{opener}\s*"
+        separator, head = re.escape(spell(SEPARATOR)), self._head
         fenced = rf"\w+{separator}\s*(\S+?)\s*```(?:json)?\s*(.*?)\s*(?:```)?\s*"
         self._forms = [
             re.compile(head + fenced, re.DOTALL),
@@ -49,20 +40,12 @@ class SeparatedCalls(Syntax):
             calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {lark.marker(CLOSE)}")
         return CallGrammar(tuple(calls), lark.marker(SECTION), "", lark.marker(SECTION_END), SECTION)
 
-    def take(self, held: str, final: bool) -> Taken | None:
-        if held.startswith(self._section_end):
-            return Taken(len(self._section_end), ())
-        close = held.find(self._close)
-        end = held.find(self._section_end)
-        if close < 0 and end < 0 and not final:
-            return None
-        over = close >= 0 and (end < 0 or close < end)
-        body = held[: close if over else end if end >= 0 else len(held)]
+    def read(self, body: str) -> Call | None:
         for form in self._forms:
             match = form.fullmatch(body)
             if match and is_object(arguments := plain(match[2])):
-                return Taken(len(body) + (len(self._close) if over else 0), (Call(plain(match[1]), arguments),))
-        return Taken(max(len(opener) for opener in self.openers if held.startswith(opener)), None)
+                return Call(plain(match[1]), arguments)
+        return None
 
 
 class FencedCalls(SeparatedCalls):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken
+from smoe_cli.chat.tools.base import Call, TaggedCalls, Taken
 from smoe_cli.chat.tools.lark import CallGrammar, Lark
 from smoe_cli.chat.tools.values import bare_arguments, schema_of, value_of, written
 
@@ -15,7 +15,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 
 
-class ArgKeys(Syntax):
+class ArgKeys(TaggedCalls):
     markers = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 
     @staticmethod
@@ -24,9 +24,6 @@ class ArgKeys(Syntax):
 
     def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
         super().__init__(tools, spell)
-        self._open, self._close = spell(OPEN), spell(CLOSE)
-        self.openers = (self._open,)
-        self.closers = (self._close,)
         key, key_end, value, value_end = (re.escape(spell(tag)) for tag in (KEY, KEY_END, VALUE, VALUE_END))
         self._pair = re.compile(rf"\s*{key}(.*?){key_end}\s*{value}(.*?){value_end}\s*", re.DOTALL)
 

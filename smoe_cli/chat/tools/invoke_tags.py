@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 
-from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken
+from smoe_cli.chat.tools.base import Call, TaggedCalls, Taken
 from smoe_cli.chat.tools.lark import CallGrammar, Lark
 from smoe_cli.chat.tools.values import bare_arguments, schema_of, value_of, written
 
@@ -17,18 +15,12 @@ _INVOKE = re.compile(r'\s*<invoke name="([^"]+)">(.*?)</invoke>\s*', re.DOTALL)
 _PARAMETER = re.compile(r'<parameter name="([^"]+)">\n?(.*?)\n?</parameter>', re.DOTALL)
 
 
-class InvokeTags(Syntax):
+class InvokeTags(TaggedCalls):
     markers = (OPEN, CLOSE)
 
     @staticmethod
     def claims(template: str) -> bool:
         return OPEN in template
-
-    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
-        super().__init__(tools, spell)
-        self._open, self._close = spell(OPEN), spell(CLOSE)
-        self.openers = (self._open,)
-        self.closers = (self._close,)
 
     def grammar(self, lark: Lark) -> CallGrammar:
         calls = []

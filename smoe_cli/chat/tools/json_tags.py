@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 
-from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Syntax, Taken, calls_of, in_string
+from smoe_cli.chat.tools.base import TaggedCalls, Taken, calls_of, in_string
 from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class JsonTags(Syntax):
+class JsonTags(TaggedCalls):
     markers = (OPEN, CLOSE)
 
     @staticmethod
     def claims(template: str) -> bool:
         return OPEN in template
-
-    def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
-        super().__init__(tools, spell)
-        self._open, self._close = spell(OPEN), spell(CLOSE)
-        self.openers = (self._open,)
-        self.closers = (self._close,)
 
     def grammar(self, lark: Lark) -> CallGrammar:
         calls = []

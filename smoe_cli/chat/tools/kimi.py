@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 from smoe_cli.chat.request import Tool
 from smoe_cli.chat.stream import plain
-from smoe_cli.chat.tools.base import Call, Syntax, Taken, is_object
+from smoe_cli.chat.tools.base import Call, SectionedCalls, is_object
 from smoe_cli.chat.tools.lark import ANY_OBJECT, CallGrammar, Lark
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 OPEN, ARGUMENTS, CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 
 
-class NumberedCalls(Syntax):
+class NumberedCalls(SectionedCalls):
     markers = (SECTION, SECTION_END, OPEN, ARGUMENTS, CLOSE)
 
     @staticmethod
@@ -26,17 +26,9 @@ class NumberedCalls(Syntax):
 
     def __init__(self, tools: Sequence[Tool], spell: Callable[[str], str]) -> None:
         super().__init__(tools, spell)
-        section, self._section_end = spell(SECTION), spell(SECTION_END)
-        opener, arguments, self._close = spell(OPEN), spell(ARGUMENTS), spell(CLOSE)
-        self.openers = (
-            section,
-            opener,
-            self._section_end,
-        )
-        self.closers = (self._close, self._section_end)
-        section, opener, arguments = map(re.escape, (section, opener, arguments))
+        arguments = re.escape(spell(ARGUMENTS))
         self._form = re.compile(
-            rf"(?:{section}\s*)?{opener}\s*((?:functions\.)?([\w.-]+?)(?::\d+)?)\s*{arguments}\s*(.*?)\s*", re.DOTALL
+            rf"{self._head}((?:functions\.)?([\w.-]+?)(?::\d+)?)\s*{arguments}\s*(.*?)\s*", re.DOTALL
         )
 
     def grammar(self, lark: Lark) -> CallGrammar:
@@ -47,16 +39,8 @@ class NumberedCalls(Syntax):
             calls.append(f"{head} {lark.json(tool.parameters or ANY_OBJECT)} {lark.marker(CLOSE)}")
         return CallGrammar(tuple(calls), lark.marker(SECTION), "", lark.marker(SECTION_END), SECTION)
 
-    def take(self, held: str, final: bool) -> Taken | None:
-        if held.startswith(self._section_end):
-            return Taken(len(self._section_end), ())
-        close = held.find(self._close)
-        end = held.find(self._section_end)
-        if close < 0 and end < 0 and not final:
-            return None
-        over = close >= 0 and (end < 0 or close < end)
-        body = held[: close if over else end if end >= 0 else len(held)]
+    def read(self, body: str) -> Call | None:
         match = self._form.fullmatch(body)
         if match and is_object(arguments := plain(match[3])):
-            return Taken(len(body) + (len(self._close) if over else 0), (Call(match[2], arguments, match[1]),))
-        return Taken(max(len(opener) for opener in self.openers if held.startswith(opener)), None)
+            return Call(match[2], arguments, match[1])
+        return None
