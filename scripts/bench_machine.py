@@ -1,3 +1,0 @@
-"""Moved to smoe_cli.bench.machine."""
-
-from smoe_cli.bench.machine import *  # noqa: F403
