@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from smoe_cli import tables
 from smoe_cli.bench.report import pyplot
 
 
@@ -16,8 +17,6 @@ def percent(value: float | None) -> str:
 def table(result: dict[str, Any]) -> list[str]:
     rows = [["hits, %, with slots:", *map(str, result["slots"])]]
     rows += [[policy, *map(percent, rates)] for policy, rates in result["hit_rate"].items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
     trace, about = result["trace"], result["locality"]
     overlap = about["overlap"].values()
     shared = percent(sum(overlap) / len(overlap)) if overlap else "-"
@@ -26,7 +25,7 @@ def table(result: dict[str, Any]) -> list[str]:
     return [
         f"{trace['model']}: {about['accesses']} experts asked for, {about['records']} different ones",
         "",
-        *lines,
+        *tables.aligned(rows, str.rjust),
         "",
         f"asked for again: {reuse or 'never'} others; a first use: {percent(about['first_uses'])}%",
         f"of the experts used, {hot} of the work",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 from pathlib import Path
 from typing import Any
 
-from smoe_cli import sizes
+from smoe_cli import sizes, tables
 from smoe_cli.errors import UsageError
 
 # figure -> (title, unit, what one unit of the value is)
@@ -52,9 +53,7 @@ def table(result: dict[str, Any]) -> list[str]:
             title, unit, scale = TITLES[name]
             rows.append([f"  {title}", *(cell(column, name, scale) for column in peer["prompts"]), unit])
             rows.append(["  smoe / peer", *(ratio(column, name) for column in peer["prompts"]), ""])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [heading(result), "", *lines, "", *footer(result)]
+    return [heading(result), "", *tables.aligned(rows), "", *footer(result)]
 
 
 def heading(result: dict[str, Any]) -> str:
@@ -126,8 +125,6 @@ def figure(result: dict[str, Any]) -> Any:
 
 def write(result: dict[str, Any], folder: Path) -> list[Path]:
     """result.json, runs.csv, plot.png and a report.html that needs nothing else; the files written."""
-    import json
-
     canvas = figure(result)
     folder.mkdir(parents=True, exist_ok=True)
     canvas.savefig(folder / "plot.png", dpi=120)

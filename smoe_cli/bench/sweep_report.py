@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from smoe_cli import sizes
+from smoe_cli import sizes, tables
 from smoe_cli.bench.report import cell, pyplot
 
 
@@ -27,12 +27,10 @@ def table(result: dict[str, Any]) -> list[str]:
                 "pareto" if row["pareto"] else "",
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [
         f"{result['model']}: {result['rounds']} rounds of {result['text']}",
         "",
-        *lines,
+        *tables.aligned(rows),
         "",
         result["recommendation"],
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from smoe_cli import console, settings, sizes
+from smoe_cli import console, settings, sizes, tables
 from smoe_cli.commands.options import Json, VaultDir
 
 
@@ -25,9 +25,7 @@ def command(vault_dir: VaultDir = None, as_json: Json = False) -> None:
         experts = f"{about['moe_layers']} x {about['experts_per_layer']}" if about["moe_layers"] else "dense"
         quant, kind = about["quant"] or "?", about["model_type"] or "?"
         rows.append((vault.id, quant, kind, experts, str(about["top_k"] or "-"), sizes.show(vault.bytes)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(tables.aligned(rows)))
     for vault in vaults:
         if vault.error is not None:
             console.warn(f"{vault.id} cannot be used: {vault.error.text}")

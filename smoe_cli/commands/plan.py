@@ -135,7 +135,7 @@ def describe(plan: dict[str, Any]) -> list[str]:
 
 def summarise(machine: dict[str, Any], models: list[dict[str, Any]]) -> list[str]:
     """The machine, and one line for each model."""
-    from smoe_cli import sizes
+    from smoe_cli import sizes, tables
 
     usable = sizes.show(machine["usable_ram_bytes"])
     lines = [f"{usable} of memory usable, limited by {machine['limited_by']}"]
@@ -149,10 +149,7 @@ def summarise(machine: dict[str, Any], models: list[dict[str, Any]]) -> list[str
         rows.append((plan["model"], *figures, slots, f"{plan['predicted_decode_tok_s']:.1f} tok/s"))
     if not models:
         return [*lines, "no vaults; make one with smoe convert"]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return lines + [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return lines + tables.aligned(rows)
 
 
 def _speed(bytes_s: float) -> str:

@@ -38,6 +38,7 @@ PACKAGE = {
     "errors": set[str](),
     "settings": set[str](),
     "sizes": set[str](),
+    "tables": set[str](),
     "console": {"sizes"},
     "families": set[str](),
     "engine": set[str](),
@@ -52,7 +53,7 @@ PACKAGE = {
     "__main__": {"main"},
     "__init__": set[str](),
 }
-PACKAGE_BASE = {"errors", "settings", "sizes", "__init__"}
+PACKAGE_BASE = {"errors", "settings", "sizes", "tables", "__init__"}
 
 FORBIDDEN = re.compile(
     r"\b(?:std::)?(?:printf|fprintf|vprintf|vfprintf|puts|fputs|putchar|perror|syslog|cout|cerr|clog|exit|_exit|_Exit|"
