@@ -25,9 +25,8 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import bench_report
 import bench_routing
@@ -35,6 +34,7 @@ import bench_routing
 from smoe_cli import _core
 from smoe_cli.bench import machine
 from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
+from smoe_cli.bench.measure import rotated
 from smoe_cli.bench.model import describe_vault
 from smoe_cli.bench.programs import Ours, Peer, Program
 from smoe_cli.engine.flags import EngineFlags
@@ -42,8 +42,6 @@ from smoe_cli.engine.flags import EngineFlags
 BEST_READ_AHEAD_KIB = 128
 COLD_PROMPT = 45
 CTX = 1024
-
-T = TypeVar("T")
 
 
 def say(text: str) -> None:
@@ -196,12 +194,6 @@ class Bench:
 def memory_probes(threads: int) -> list[float]:
     """Bytes per second, of which the median is taken: the best of many is now and then twice what the machine has."""
     return [_core.probe_memory(threads, 0.3) for _ in range(5)]
-
-
-def rotated(items: list[T], by: int) -> Iterator[T]:
-    """All of ``items``, beginning with another one each round: no program always runs after the same one."""
-    for i in range(len(items)):
-        yield items[(i + by) % len(items)]
 
 
 def parse_options() -> argparse.Namespace:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from smoe_cli import _core
 from smoe_cli.bench import machine
 from smoe_cli.bench.cgroup import MemoryCgroup
 from smoe_cli.bench.energy import EnergyMeter
 from smoe_cli.bench.programs import Ours, Peer, Program
+
+T = TypeVar("T")
 
 PROBE_S = 0.3
 DENSE_PROBE_BYTES = 1 << 20
@@ -69,6 +71,12 @@ class Work:
         self.say(f"{number + 1} of {total}: {text} ({left:.0f} s left)")
 
 
+def rotated(items: list[T], by: int) -> Iterator[T]:
+    """All of ``items``, beginning with another one each round: no program always runs after the same one."""
+    for i in range(len(items)):
+        yield items[(i + by) % len(items)]
+
+
 def cold_start(program: Ours, work: Work, group: MemoryCgroup | None = None) -> dict[str, float]:
     """Start the engine and answer the first prompt: milliseconds until it answers, and until the first token."""
     start = time.perf_counter()
@@ -86,8 +94,7 @@ def measure(program: Ours, peers: list[Peer], work: Work) -> list[dict[str, Any]
     runs = []
     for number, round_, count in work.rounds():
         arms: list[Program] = [program, *peers]
-        turn = round_ % len(arms)
-        for arm in arms[turn:] + arms[:turn]:
+        for arm in rotated(arms, round_):
             run = one_run(program, work, round_, count) if arm is program else peer_run(arm, work, round_, count)
             runs.append({"program": arm.name, "round": round_, "prompt_tokens": count} | run)
             said = f"{arm.name}, prompt of {count}: {run['prefill_tok_s']:.1f} and {run['decode_tok_s']:.2f} tok/s"

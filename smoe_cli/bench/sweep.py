@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smoe_cli import _core, sizes
-from smoe_cli.bench.measure import Work, cold_start, medians, one_run
+from smoe_cli.bench.measure import Work, cold_start, medians, one_run, rotated
 from smoe_cli.bench.programs import Ours
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.errors import UsageError, from_core
 
 MOST_ARMS = 24
 LEAST_GAIN = 0.01  # less than this is not worth a word
-FIGURES = ("decode_tok_s", "prefill_tok_s", "ttft_ms", "hit_rate", "read_bytes_per_token", "wait_ms_per_token")
+FIGURES = ("decode_tok_s", "prefill_tok_s", "ttft_ms", "hit_rate", "read_bytes_per_token")
 
 
 def _count(text: str) -> int:
@@ -113,8 +113,7 @@ def measure(arms: list[Arm], work: Work) -> None:
     with contextlib.ExitStack() as stack:
         programs = {arm.name: stack.enter_context(started(arm, work)) for arm in arms} if together else {}
         for number, round_, count in work.rounds():
-            turn = round_ % len(arms)
-            for arm in arms[turn:] + arms[:turn]:
+            for arm in rotated(arms, round_):
                 with contextlib.ExitStack() as own:
                     program = programs[arm.name] if together else own.enter_context(started(arm, work))
                     arm.runs.append({"round": round_, "prompt_tokens": count} | one_run(program, work, round_, count))
