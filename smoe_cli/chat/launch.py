@@ -66,11 +66,15 @@ def open_chat(request: ChatRequest) -> Chat:
     return Chat(request, model, EngineManager(engine_spec(request, model)))
 
 
-def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
-    """The window is the model's own limit where that is smaller and none was asked for."""
+def window_of(request: ChatRequest, model: ChatModel) -> int | str:
+    """The window that was asked for, else the model's own limit where that is smaller than a chat's. Tokens, or max."""
     limit = model.manifest.get("arch", {}).get("max_positions", CHAT_WINDOW)
-    default = replace(request.flags, ctx=min(CHAT_WINDOW, limit))
-    flags = request.flags if request.flags.ctx is not None else default
+    return request.flags.ctx if request.flags.ctx is not None else min(CHAT_WINDOW, int(limit))
+
+
+def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
+    """The vault's profile, where it has one, fills in the flags that were not given, and is named."""
+    flags = replace(request.flags, ctx=window_of(request, model))
     measured, notice = profile.load(model.vault)
     if measured or notice:
         console.say(notice or f"notice: settings from {profile.path_for(model.vault).name}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe_cli import __version__, registry
-from smoe_cli.chat.launch import CHAT_WINDOW, ChatRequest, engine_spec
+from smoe_cli.chat.launch import CHAT_WINDOW, ChatRequest, engine_spec, window_of
 from smoe_cli.chat.model import ChatModel, open_model
 from smoe_cli.chat.token_text import TokenText
 from smoe_cli.engine.manager import EngineManager
@@ -207,7 +207,7 @@ class Fleet:
         return loaded
 
     def _loaded(self, model: ChatModel) -> Loaded:
-        ctx = engine_spec(self._request, model).flags.ctx
+        ctx = window_of(self._request, model)
         limit: Any = model.manifest.get("arch", {}).get("max_positions", CHAT_WINDOW)
         return Loaded(self.name_of(model.id), model, int(ctx) if isinstance(ctx, int) else int(limit))
 
