@@ -165,6 +165,13 @@ int base64_value(char c) {
 constexpr std::string_view kErrors[] = {"bad_request", "empty_suffix", "ctx_overflow", "suffix_too_long",
                                         "io_error",    "non_finite",   "no_memory"};
 
+// name=milliseconds
+void append_ms(std::string* out, const char* name, double value) {
+  *out += name;
+  append_fixed(out, value, 3);
+  *out += ' ';
+}
+
 }  // namespace
 
 bool decode_base64(std::string_view text, std::vector<uint8_t>* out) {
@@ -276,11 +283,7 @@ void append_token(std::string* out, const TokenEvent& token, const Request& requ
 }
 
 void append_buckets(std::string* out, const Buckets& b) {
-  const auto ms = [&](const char* name, double value) {
-    *out += name;
-    append_fixed(out, value, 3);
-    *out += ' ';
-  };
+  const auto ms = [&](const char* name, double value) { append_ms(out, name, value); };
   ms("attention_ms=", b.attention);
   ms("router_ms=", b.router);
   ms("expert_compute_ms=", b.expert_compute);
@@ -297,11 +300,7 @@ void append_outcome(std::string* out, const Outcome& outcome) {
     append_number(out, value);
     *out += ' ';
   };
-  const auto ms = [&](const char* name, double value) {
-    *out += name;
-    append_fixed(out, value, 3);
-    *out += ' ';
-  };
+  const auto ms = [&](const char* name, double value) { append_ms(out, name, value); };
   count("gen=", n.generated_tokens);
   ms("prefill_ms=", n.prefill_ms);
   ms("decode_ms=", n.decode_ms);

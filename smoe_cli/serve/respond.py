@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ async def checked(work: Callable[[], T]) -> T:
         raise UsageError("the request is nested too deeply") from None
 
 
-class RunResponse(Response):
+class RunResponse(Response, ABC):
     """Base: runs a job and watches for the client's leaving meanwhile."""
 
     background = None
@@ -78,8 +79,9 @@ class RunResponse(Response):
             pass
         self._service.abandon(self._run)
 
+    @abstractmethod
     async def reply(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+        """Headers and body, to the end."""
 
 
 class StreamResponse(RunResponse):
