@@ -3,7 +3,8 @@
 Runs under the Python that has `llama-cpp-python`, and needs nothing else of it: ids go straight to `llama_decode`, so
 that the work is the same as ours, no tokenizer, no sampling beyond the logits. bench_vs_llama.py speaks to it:
 
-    {"op": "prefill", "ids": [...]}  from an empty context, logits of the last position  -> {"ms": 12.3, "top": 5}
+    {"op": "prefill", "ids": [...], "keep": 0}  after the `keep` tokens that are there, which are all or none of
+                                     them; logits of the last position  -> {"ms": 12.3, "top": 5}
     {"op": "decode", "ids": [...]}   one call per id on what is there                    -> {"ms": [1.2, ...], "top": 5}
     {"op": "logits", "ids": [...], "file": "x.npy"}  float32 [ids, vocab] from an empty context -> {}
     {"op": "info"}  -> versions, CPU features, what was asked of the library
@@ -28,6 +29,7 @@ import llama_cpp
 import numpy as np
 
 LOG_LEVEL_ERROR = 4
+BATCH = 512  # tokens a call of llama_decode takes
 
 
 def quiet_log(level: int, text: bytes, _user: Any) -> None:
@@ -55,7 +57,7 @@ class Peer:
             sys.exit(f"error: llama.cpp could not load {options.model}")
         context = llama_cpp.llama_context_default_params()
         context.n_ctx = options.ctx
-        context.n_batch = context.n_ubatch = 512
+        context.n_batch = context.n_ubatch = BATCH
         context.n_threads = context.n_threads_batch = options.threads
         self.context = llama_cpp.llama_init_from_model(self.model, context)
         self.load_ms = (time.perf_counter() - start) * 1e3
@@ -90,9 +92,12 @@ class Peer:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         op = request["op"]
         if op == "prefill":
-            self.clear()
-            ms, top = self.run(request["ids"])
-            return {"ms": ms, "top": top}
+            if request["keep"] not in (0, self.position):
+                sys.exit(f"error: {self.position} tokens are there, not {request['keep']}")
+            if not request["keep"]:
+                self.clear()
+            parts = [self.run(request["ids"][i : i + BATCH]) for i in range(0, len(request["ids"]), BATCH)]
+            return {"ms": sum(ms for ms, _ in parts), "top": parts[-1][1]}
         if op == "decode":
             steps = [self.run([token]) for token in request["ids"]]
             return {"ms": [ms for ms, _ in steps], "top": steps[-1][1]}

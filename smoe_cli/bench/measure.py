@@ -21,6 +21,9 @@ PROBE_S = 0.3
 DENSE_PROBE_BYTES = 1 << 20
 WARM_UP_STEPS = 8
 
+# Where a token's time goes, as the engine accounts for it: they add up to the time that it says a request took.
+BUCKETS = ("attention", "router", "expert_compute", "expert_wait", "head", "sampler", "other")
+
 # Of these a result has the median, and beside it the least and the greatest under _min and _max.
 FIGURES = (
     "prefill_tok_s",
@@ -53,6 +56,8 @@ class Work:
     vault: Path
     active_bytes: int  # what a token reads from memory
     record_bytes: int
+    grows: bool = False  # one conversation a round, grown to each of the sizes in turn
+    buckets: bool = False  # where a token's time goes
     say: Callable[[str], None] = lambda text: None
     energy: EnergyMeter | None = None
     started: float = field(default_factory=time.monotonic)
@@ -64,6 +69,11 @@ class Work:
             for count in self.prompt_tokens:
                 yield number, round_, count
                 number += 1
+
+    def kept(self, count: int) -> int:
+        """Tokens that are there already when a prompt of ``count`` begins."""
+        before = [size for size in self.prompt_tokens if size < count] if self.grows else []
+        return before[-1] + self.gen if before else 0
 
     def progress(self, number: int, text: str) -> None:
         total = self.repeat * len(self.prompt_tokens)
@@ -102,32 +112,65 @@ def measure(program: Ours, peers: list[Peer], work: Work) -> list[dict[str, Any]
     return runs
 
 
+class Turn:
+    """One program's turn of a round: a prompt, then given tokens, at once or in slices among other programs' slices."""
+
+    def __init__(self, program: Ours, work: Work, round_: int, count: int) -> None:
+        self.program, self.work, self.count = program, work, count
+        self.disk = probe_disk(work)
+        self.memory = _core.probe_memory(program.flags.threads or 0, PROBE_S)
+        self.ids = work.ids.take(count + work.gen, round_)
+        self.added = count - work.kept(count)
+        self.ttft_ms = program.prefill(self.ids[:count], work.kept(count))
+        self.prefill_ms = program.counters[-1]["prefill_ms"] or self.ttft_ms
+        self.steps: list[float] = []  # milliseconds
+        self.slices: list[float] = []  # milliseconds a token of each
+        self.counters: list[dict[str, float]] = []
+        self.joules: list[float] = []
+
+    def decode(self, tokens: int) -> None:
+        """The next ``tokens`` of the text; fewer at its end."""
+        meter = self.work.energy
+        done = self.count + len(self.steps)
+        before = meter.counters() if meter else []
+        steps = self.program.decode(self.ids[done : done + tokens])
+        if meter:
+            self.joules.append(meter.net_joules(before, meter.counters(), sum(steps) / 1e3))
+        self.slices.append(sum(steps) / len(steps))
+        self.counters += self.program.counters[-len(steps) :]
+        self.steps += steps
+
+    def figures(self) -> dict[str, Any]:
+        tokens, seconds = len(self.steps), sum(self.steps) / 1e3
+        counters = total(self.counters)
+        read = counters["bytes"] / tokens
+        experts = counters["hits"] + counters["misses"]
+        floor_s = max(read / self.disk if self.disk else 0.0, self.work.active_bytes / self.memory)
+        return {
+            "prefill_tok_s": self.added / self.prefill_ms * 1e3,
+            "ttft_ms": self.ttft_ms,
+            "decode_tok_s": tokens / seconds,
+            "hit_rate": counters["hits"] / experts if experts else None,
+            "read_bytes_per_token": read,
+            "wait_ms_per_token": counters["wait_ms"] / tokens,
+            "disk_read_bytes_s": self.disk,
+            "memory_read_bytes_s": self.memory,
+            "decode_of_floor": floor_s * tokens / seconds,
+            "joules_per_token": sum(self.joules) / tokens if self.joules else None,
+            "load": machine.load_average(),
+        } | (self.buckets(counters, tokens) if self.program.buckets else {})
+
+    def buckets(self, counters: dict[str, float], tokens: int) -> dict[str, float]:
+        found = {f"{name}_ms": counters[f"{name}_ms"] / tokens for name in BUCKETS}
+        engine = (counters["prefill_ms"] + counters["decode_ms"]) / tokens
+        wall = sum(self.steps) / tokens
+        return found | {"unaccounted_ms": engine - sum(found.values()), "wire_ms": wall - engine}
+
+
 def one_run(program: Ours, work: Work, round_: int, count: int) -> dict[str, Any]:
-    disk = probe_disk(work)
-    memory = _core.probe_memory(program.flags.threads or 0, PROBE_S)
-    ids = work.ids.take(count + work.gen, round_)
-    ttft_ms = program.prefill(ids[:count])
-    prefill = program.counters[-1]
-    meter, before = work.energy, work.energy.counters() if work.energy else []
-    steps = program.decode(ids[count:])
-    seconds = sum(steps) / 1e3
-    counters = total(program.counters[-len(steps) :])
-    read = counters["bytes"] / len(steps)
-    experts = counters["hits"] + counters["misses"]
-    floor_s = max(read / disk if disk else 0.0, work.active_bytes / memory)
-    return {
-        "prefill_tok_s": count / (prefill["prefill_ms"] or ttft_ms) * 1e3,
-        "ttft_ms": ttft_ms,
-        "decode_tok_s": len(steps) / seconds,
-        "hit_rate": counters["hits"] / experts if experts else None,
-        "read_bytes_per_token": read,
-        "wait_ms_per_token": counters["wait_ms"] / len(steps),
-        "disk_read_bytes_s": disk,
-        "memory_read_bytes_s": memory,
-        "decode_of_floor": floor_s * len(steps) / seconds,
-        "joules_per_token": meter.net_joules(before, meter.counters(), seconds) / len(steps) if meter else None,
-        "load": machine.load_average(),
-    }
+    turn = Turn(program, work, round_, count)
+    turn.decode(work.gen)
+    return turn.figures()
 
 
 def probe_disk(work: Work) -> float:
@@ -152,15 +195,20 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, float | None]:
     return result
 
 
+def median_buckets(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Milliseconds a token: each bucket; what of the engine's time none has; the request's way there and back."""
+    return {name: statistics.median(run[f"{name}_ms"] for run in runs) for name in (*BUCKETS, "unaccounted", "wire")}
+
+
 def peer_run(peer: Program, work: Work, round_: int, count: int) -> dict[str, Any]:
     """One round of another program on the same ids."""
     ids = work.ids.take(count + work.gen, round_)
     read_before = peer.read_bytes()
-    ttft_ms = peer.prefill(ids[:count])
+    ttft_ms = peer.prefill(ids[:count], work.kept(count))
     read = peer.read_bytes()
     steps = peer.decode(ids[count:])
     return {
-        "prefill_tok_s": count / ttft_ms * 1e3,
+        "prefill_tok_s": (count - work.kept(count)) / ttft_ms * 1e3,
         "ttft_ms": ttft_ms,
         "decode_tok_s": len(steps) / sum(steps) * 1e3,
         "prefill_read_bytes": read - read_before,

@@ -34,8 +34,8 @@ class Program(Protocol):
     def start(self, group: MemoryCgroup | None = None) -> None:
         """Returns once the program has been told to load; the first answer comes after it has."""
 
-    def prefill(self, ids: list[int]) -> float:
-        """From an empty context to the first token."""
+    def prefill(self, ids: list[int], kept: int = 0) -> float:
+        """To the first token after ``ids``, of which the first ``kept`` are what is there: 0 is an empty context."""
 
     def decode(self, ids: list[int]) -> list[float]:
         """One step per id, after what is there."""
@@ -58,6 +58,7 @@ class Ours:
     flags: EngineFlags
     engine: Path | None = None
     extra: tuple[str, ...] = ()  # words of its command line that are no flags of every verb
+    buckets: bool = False  # counted too: where each request's time went
     counters: list[dict[str, float]] = field(default_factory=list)  # the engine's own, one entry per request
     _process: subprocess.Popen[bytes] | None = None
     _ids: list[int] = field(default_factory=list)
@@ -75,8 +76,9 @@ class Ours:
             group.command(argv) if group else argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
 
-    def prefill(self, ids: list[int]) -> float:
-        self._ask("RESET\n")
+    def prefill(self, ids: list[int], kept: int = 0) -> float:
+        if not kept:
+            self._ask("RESET\n")
         self._ids = list(ids)
         return self._request()
 
@@ -88,7 +90,7 @@ class Ours:
         return times
 
     def _request(self) -> float:
-        line = Generate(self._ids, max_tokens=1, sampling=GREEDY).line()
+        line = Generate(self._ids, max_tokens=1, sampling=GREEDY, buckets=self.buckets).line()
         start = time.perf_counter()
         reply = self._ask(line)
         ms = (time.perf_counter() - start) * 1e3
@@ -154,9 +156,9 @@ class Peer:
             group.set_limit(limit + self.base_rss_bytes)
         self._send({})
 
-    def prefill(self, ids: list[int]) -> float:
+    def prefill(self, ids: list[int], kept: int = 0) -> float:
         start = time.perf_counter()
-        self._ask({"op": "prefill", "ids": ids})
+        self._ask({"op": "prefill", "ids": ids[kept:], "keep": kept})
         return (time.perf_counter() - start) * 1e3
 
     def decode(self, ids: list[int]) -> list[float]:

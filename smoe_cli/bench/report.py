@@ -71,7 +71,7 @@ def footer(result: dict[str, Any]) -> list[str]:
         f"of a plan of {sizes.show(result['budget_bytes'])}"
     ]
     if buckets := result.get("buckets"):
-        parts = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in buckets.items())
+        parts = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in buckets.items() if abs(ms) >= 0.005)
         lines.append(f"ms a token: {parts}")
     return lines
 

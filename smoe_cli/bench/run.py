@@ -10,7 +10,7 @@ from typing import Any
 from smoe_cli import _core
 from smoe_cli.bench import machine
 from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
-from smoe_cli.bench.measure import Work, cold_start, measure, medians
+from smoe_cli.bench.measure import Work, cold_start, measure, median_buckets, medians
 from smoe_cli.bench.programs import Ours, Peer
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.errors import ResourceError, from_core
@@ -21,7 +21,7 @@ COMPARED = {"prefill_tok_s": 1, "decode_tok_s": 1, "ttft_ms": -1}  # -1: less is
 def run(work: Work, flags: EngineFlags, peers: list[Peer], limit: int | None) -> dict[str, Any]:
     """The result, its keys as `smoe bench --json` has them. ``limit``: bytes of a memory cgroup for each program."""
     check_plan(work, flags)
-    ours = Ours("smoe", work.vault, flags)
+    ours = Ours("smoe", work.vault, flags, buckets=work.buckets)
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(cgroup(limit))
         stack.callback(ours.stop)
@@ -65,11 +65,14 @@ def summary(runs: list[dict[str, Any]], work: Work, peers: list[str]) -> dict[st
 
 def columns(runs: list[dict[str, Any]], work: Work, program: str) -> list[dict[str, Any]]:
     """For each prompt size the medians of one program."""
-    return [
-        {"prompt_tokens": count}
-        | medians([run for run in runs if run["program"] == program and run["prompt_tokens"] == count])
-        for count in work.prompt_tokens
-    ]
+    result = []
+    for count in work.prompt_tokens:
+        own = [run for run in runs if run["program"] == program and run["prompt_tokens"] == count]
+        column: dict[str, Any] = {"prompt_tokens": count} | medians(own)
+        if work.buckets and program == "smoe":
+            column["buckets"] = median_buckets(own)
+        result.append(column)
+    return result
 
 
 @contextlib.contextmanager

@@ -11,14 +11,15 @@ from smoe_cli.bench.report import cell, pyplot
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    rows = [["arm", "decode tok/s", "ratio", "hits %", "MB/token", "budget", "KL", "top-1 %", ""]]
+    rows = [["arm", "decode tok/s", "ratio", "differs", "hits %", "MB/token", "budget", "KL", "top-1 %", ""]]
     for row in result["arms"]:
-        differs = f"{row['ratio']:.3f} ({row['ratio_min']:.3f}-{row['ratio_max']:.3f})"
+        spread = "" if row["ratio_low"] is None else f" ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"
         rows.append(
             [
                 row["arm"],
                 cell(row, "decode_tok_s", 1),
-                differs,
+                f"{row['ratio']:.3f}{spread}",
+                "yes" if row["differs"] else "-",
                 cell(row, "hit_rate", 100),
                 cell(row, "read_bytes_per_token", 1e-6),
                 sizes.show(row["budget_bytes"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 def command(
     model: Annotated[str | None, typer.Argument(help="A vault's id, or a path to a .smoe.")] = None,
     prompt_tokens: Annotated[str, typer.Option(help="Sizes of the prompts, such as 45,512.")] = "45,512",
+    contexts: Annotated[str | None, typer.Option(help="Instead: grow one conversation, such as 0,1k,4k,16k.")] = None,
     gen: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 64,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds, of which the median is taken.")] = 5,
     text: Annotated[Path | None, typer.Option(help="A text to feed (default: a sample).")] = None,
@@ -42,14 +44,15 @@ def command(
     from smoe_cli.bench import report
     from smoe_cli.bench.run import run
 
-    counts = _counts(prompt_tokens)
+    counts = _contexts(contexts, gen) if contexts else _counts(prompt_tokens)
     vault = registry.resolve(model, vault_dir)
     work = make_work(vault, counts, gen, repeat, text, random)
+    work.grows, work.buckets = contexts is not None, engine.instrument
     if not json_output:
         work.say = console.say
     if energy:
         work.energy = _energy()
-    flags = with_window(engine, vault, max(counts) + gen)
+    flags = replace(with_window(engine, vault, max(counts) + gen), instrument=False)
     peers = [_peer(spec, peer_python, flags) for spec in vs or []]
     result = run(work, flags, peers, sizes.parse(limit) if limit else None)
     if energy and work.energy is None:
@@ -65,6 +68,19 @@ def _counts(text: str) -> list[int]:
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"--prompt-tokens takes sizes such as 45,512, not {text!r}")
     return [int(word) for word in words]
+
+
+def _contexts(text: str, gen: int) -> list[int]:
+    """Tokens that are there when a decode begins, ascending; the least is one, of which ``0`` speaks."""
+    words = [word.strip().lower() for word in text.split(",")]
+    if not all(word.removesuffix("k").isdecimal() for word in words):
+        raise UsageError(f"--contexts takes sizes such as 0,1k,4k, not {text!r}")
+    counts = [int(word.removesuffix("k")) * (1024 if word.endswith("k") else 1) or 1 for word in words]
+    if any(b <= a + gen for a, b in pairwise(counts)):
+        raise UsageError(
+            f"--contexts {text} leaves no room for {gen} tokens between", "each must be larger, or --gen less"
+        )
+    return counts
 
 
 def make_work(vault: Vault, counts: list[int], gen: int, repeat: int, text: Path | None, random: bool) -> Work:

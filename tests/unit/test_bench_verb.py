@@ -76,6 +76,36 @@ def test_people_get_a_table_and_progress_apart(vault: Path) -> None:
     assert "2 of 2: smoe, prompt of 4" in done.stderr and "s left" in done.stderr
 
 
+def test_buckets_add_up_to_what_a_token_takes(vault: Path) -> None:
+    done = bench(vault, "--prompt-tokens", "30", "--gen", "20", "--repeat", "3", "--instrument", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "instrument:" not in done.stderr  # the engine's own lines, one a request, are not for a measurement
+    result = json.loads(done.stdout)
+    buckets = result["buckets"]
+    assert set(buckets) == {*measure.BUCKETS, "unaccounted", "wire"}
+    for run in result["runs"]:
+        parts = sum(run[f"{name}_ms"] for name in measure.BUCKETS)
+        assert abs(run["unaccounted_ms"]) <= 0.02 * parts
+        assert parts + run["unaccounted_ms"] + run["wire_ms"] == pytest.approx(1e3 / run["decode_tok_s"])
+    assert buckets["attention"] > 0 and buckets["expert_compute"] > 0 and buckets["wire"] > 0
+
+
+def test_one_conversation_grows_to_each_context(vault: Path, tmp_path: Path) -> None:
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(FAKE_PEER.format(python=sys.executable, log=log))
+    python.chmod(0o755)
+    (tmp_path / "x.gguf").touch()
+    argv = ["--vs", f"llama.cpp:{tmp_path / 'x.gguf'}", "--peer-python", str(python), "--json"]
+    done = bench(vault, "--contexts", "0,10,30", "--gen", "4", "--repeat", "1", *argv)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [column["prompt_tokens"] for column in result["prompts"]] == [1, 10, 30]
+    sent = [json.loads(line) for line in log.read_text().splitlines()][1:]
+    text = RandomIds(vocab_of(vault)).take(34, 0)
+    assert [one["ids"] for one in sent] == [text[:1], text[1:5], text[5:10], text[10:14], text[14:30], text[30:34]]
+    assert [one["keep"] for one in sent if one["op"] == "prefill"] == [0, 5, 14]
+
+
 def test_a_peer_is_fed_the_same_ids_and_compared(vault: Path, tmp_path: Path) -> None:
     python, log = tmp_path / "python", tmp_path / "log"
     python.write_text(FAKE_PEER.format(python=sys.executable, log=log))
@@ -106,6 +136,8 @@ def vocab_of(vault: Path) -> int:
     [
         (["--prompt-tokens", "4,x"], 2, "--prompt-tokens"),
         (["--prompt-tokens", "0"], 2, "--prompt-tokens"),
+        (["--contexts", "0,x"], 2, "--contexts"),
+        (["--contexts", "0,60", "--gen", "64"], 2, "room"),
         (["--text", "/nowhere"], 2, "--random and --text"),
         (["--prompt-tokens", "4", "--vs", "ollama:x"], 2, "--vs takes"),
         (["--prompt-tokens", "4", "--vs", "llama.cpp:/nowhere.gguf"], 2, "--vs takes"),
