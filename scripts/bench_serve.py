@@ -93,7 +93,8 @@ class Served:
             for line in response:
                 if b'"content":"' in line and b'"content":""' not in line:
                     times.append(time.perf_counter())
-        return times[0] - began, (len(times) - 1) / (times[-1] - times[0])
+        # Not the number of events: a character whose bytes are several tokens comes with the last of them.
+        return times[0] - began, (self.count - 1) / (times[-1] - times[0])
 
     def cpu_s(self) -> float:
         """Of the server's own process, without its engine's: what it takes away from an engine on the same cores."""

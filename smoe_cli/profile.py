@@ -15,7 +15,7 @@ from typing import Any
 from smoe_cli.engine.flags import EngineFlags
 
 # What a profile may set: nothing that changes what is said, and nothing that belongs to a run.
-ALLOWED = ("ring", "budget", "threads", "workers", "io", "direct", "spec", "draft", "cache_policy")
+ALLOWED = ("ring", "budget", "threads", "workers", "io", "direct", "spec", "chunk", "draft", "cache_policy")
 
 
 def path_for(vault: Path) -> Path:

@@ -11,13 +11,28 @@ from smoe_cli.bench.report import cell, pyplot
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    rows = [["arm", "decode tok/s", "ratio", "differs", "hits %", "MB/token", "budget", "KL", "top-1 %", ""]]
+    rows = [
+        [
+            "arm",
+            "decode tok/s",
+            "prefill tok/s",
+            f"{result['goal']} ratio",
+            "differs",
+            "hits %",
+            "MB/token",
+            "budget",
+            "KL",
+            "top-1 %",
+            "",
+        ]
+    ]
     for row in result["arms"]:
         spread = "" if row["ratio_low"] is None else f" ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"
         rows.append(
             [
                 row["arm"],
                 cell(row, "decode_tok_s", 1),
+                cell(row, "prefill_tok_s", 1),
                 f"{row['ratio']:.3f}{spread}",
                 "yes" if row["differs"] else "-",
                 cell(row, "hit_rate", 100),
@@ -42,11 +57,11 @@ def write(result: dict[str, Any], folder: Path) -> list[Path]:
     plot = pyplot()
     canvas, axis = plot.subplots(figsize=(8, 5), layout="constrained")
     for row in result["arms"]:
-        x = row["decode_tok_s"]
-        spread = [[x - row["decode_tok_s_min"]], [row["decode_tok_s_max"] - x]]
+        x, low, high = (row[f"{result['goal']}_tok_s{end}"] for end in ("", "_min", "_max"))
+        spread = [[x - low], [high - x]]
         axis.errorbar([x], [row["kl_mean"]], xerr=spread, marker="o" if row["pareto"] else "x", capsize=3)
         axis.annotate(row["arm"], (x, row["kl_mean"]), textcoords="offset points", xytext=(5, 5), fontsize=8)
-    axis.set(title=result["model"], xlabel="decode, tokens a second", ylabel="KL from the reference, nats")
+    axis.set(title=result["model"], xlabel=f"{result['goal']}, tokens a second", ylabel="KL from the reference, nats")
     axis.grid(alpha=0.3)
     folder.mkdir(parents=True, exist_ok=True)
     canvas.savefig(folder / "pareto.png", dpi=120)

@@ -56,6 +56,7 @@ _ENGINE: dict[str, Any] = {
     "budget": Annotated[str | None, _option("--budget", help="Memory for the engine, such as 8G (default: planned).")],
     "ring": Annotated[int | None, _option("--ring", min=0, help="Expert cache slots instead; 0 is automatic.")],
     "ctx": Annotated[str | None, _option("--ctx", help="Window in tokens, or max for the model's limit (chat: 4096).")],
+    "chunk": Annotated[int | None, _option("--chunk", min=0, help="Tokens of a prompt computed together; 0: planned.")],
     "threads": Annotated[int | None, _option("--threads", min=0, help="Threads that compute; 0: all we may use.")],
     "workers": Annotated[int | None, _option("--workers", min=0, help="Threads that read from disk; 0: automatic.")],
     "io": Annotated[Io | None, _option("--io", help="Disk backend.")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from smoe_cli.commands.bench import make_work, with_window
 from smoe_cli.commands.options import Json, VaultDir, engine_flags
 from smoe_cli.engine.flags import EngineFlags
+from smoe_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from smoe_cli.bench.measure import Work
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from smoe_cli.registry import Vault
 
 QUALITY_WINDOW = 512
+
+
+class Goal(StrEnum):
+    decode = "decode"
+    prefill = "prefill"
 
 
 @engine_flags
@@ -31,6 +38,7 @@ def command(
     text: Annotated[Path | None, typer.Option(help="A text to feed (default: a sample).")] = None,
     quality_tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text for KL and perplexity.")] = 512,
     most_kl: Annotated[float, typer.Option(min=0, help="Largest KL, nats, of a recommended arm.")] = 0.01,
+    goal: Annotated[Goal, typer.Option(help="What the comparison is about.")] = Goal.decode,
     save_profile: Annotated[bool, typer.Option("--save-profile", help="chat and serve then use it.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for sweep.json and pareto.png.")] = None,
     vault_dir: VaultDir = None,
@@ -38,10 +46,12 @@ def command(
     engine: EngineFlags = EngineFlags(),
 ) -> None:
     from smoe_cli import console, registry
-    from smoe_cli.bench import sweep, sweep_report
+    from smoe_cli.bench import compare, sweep, sweep_report
 
     vault = registry.resolve(model, vault_dir)
     arms = sweep.parse_arms(arm or [], with_window(engine, vault, prompt_tokens + gen))
+    if save_profile and any(one.engine or one.vault for one in arms):
+        raise UsageError("a profile names no other engine and no other vault", "leave out --save-profile, or that arm")
     work = make_work(vault, [prompt_tokens], gen, rounds, text, random=False)
     if not json_output:
         work.say = console.say
@@ -49,7 +59,7 @@ def command(
     sweep.measure(arms, work)
     if any(one.changes_output for one in arms):
         _quality(vault, arms, work, quality_tokens)
-    result = {"model": vault.id, "rounds": rounds, "text": work.ids.name} | sweep.summary(arms, most_kl)
+    result = {"model": vault.id, "rounds": rounds, "text": work.ids.name} | compare.summary(arms, most_kl, goal)
     result["runs"] = {one.name: one.runs for one in arms}
     if out is not None:
         for path in sweep_report.write(result, out):
@@ -68,7 +78,7 @@ def _quality(vault: Vault, arms: list[Arm], work: Work, tokens: int) -> None:
     window = min(QUALITY_WINDOW, int(vault.manifest["arch"]["max_positions"]))
 
     def engine(one: Arm) -> Any:
-        return _core.Engine(str(vault.path), **one.flags.options() | {"ctx": window})
+        return _core.Engine(str(one.vault or vault.path), **one.flags.options() | {"ctx": window})
 
     with tempfile.TemporaryDirectory(prefix="smoe-sweep-") as folder:
         progress = quality.Progress(len(ids), work.say, f"{arms[0].name} (reference)")

@@ -13,6 +13,7 @@ class EngineFlags:
     budget: int | None = None
     ring: int | None = None
     ctx: int | str | None = None
+    chunk: int | None = None  # tokens computed together in prefill
     threads: int | None = None
     workers: int | None = None
     io: str | None = None

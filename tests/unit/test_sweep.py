@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from smoe_cli import profile
-from smoe_cli.bench import sweep
+from smoe_cli.bench import compare, sweep
 from smoe_cli.engine.flags import EngineFlags
 from smoe_cli.engine.process import engine_path
 from smoe_cli.errors import UsageError
@@ -23,7 +23,8 @@ from smoe_cli.errors import UsageError
 def arm(name: str, speeds: list[float], budget: int = 100, kl: float = 0.0) -> sweep.Arm:
     made = sweep.Arm({"threads": name}, EngineFlags(), False)
     made.runs = [{"decode_tok_s": speed, "prefill_tok_s": speed, "hit_rate": 1.0} for speed in speeds]
-    made.pairs = [1e3 / speed for speed in speeds]
+    made.decodes = [1e3 / speed for speed in speeds]
+    made.prefills = [1e3 for _ in speeds]
     made.budget_bytes = budget
     made.quality = {"kl_mean": kl}
     return made
@@ -40,6 +41,10 @@ def test_all_combinations_and_the_first_is_the_reference() -> None:
     assert arms[3].flags == EngineFlags(ctx=99, experts_per_token=4, threads=1)
     assert [one.changes_output for one in arms] == [False, False, True, True]
     assert sweep.parse_arms(["budget=1G,2G"], EngineFlags())[1].flags.budget == 2 << 30
+
+
+def paired(one: sweep.Arm, reference: sweep.Arm) -> dict[str, Any]:
+    return compare.paired(one.decodes, reference.decodes)
 
 
 @pytest.mark.parametrize(
@@ -65,18 +70,16 @@ def test_arms_refused(words: list[str]) -> None:
 
 def test_few_pairs_must_all_agree_and_fewer_say_nothing() -> None:
     reference = arm("a", [10, 20, 30, 40, 50, 60])
-    assert sweep.paired(arm("b", [11, 22, 33, 44, 55, 66]), reference)["differs"]
-    assert sweep.paired(arm("b", [9, 18, 27, 36, 45, 54]), reference)["differs"]
-    assert not sweep.paired(arm("b", [11, 22, 33, 44, 55, 59]), reference)["differs"]
-    assert not sweep.paired(arm("b", [10.01, 20.02, 30.03, 40.04, 50.05, 60.06]), reference)[
-        "differs"
-    ]  # next to nothing
-    few = sweep.paired(arm("b", [11, 22, 33, 44, 55]), arm("a", [10, 20, 30, 40, 50]))
+    assert paired(arm("b", [11, 22, 33, 44, 55, 66]), reference)["differs"]
+    assert paired(arm("b", [9, 18, 27, 36, 45, 54]), reference)["differs"]
+    assert not paired(arm("b", [11, 22, 33, 44, 55, 59]), reference)["differs"]
+    assert not paired(arm("b", [10.01, 20.02, 30.03, 40.04, 50.05, 60.06]), reference)["differs"]  # next to nothing
+    few = paired(arm("b", [11, 22, 33, 44, 55]), arm("a", [10, 20, 30, 40, 50]))
     assert (few["differs"], few["ratio_low"]) == (False, None)
 
 
 def test_the_intervals_rank_is_that_of_the_sign_test() -> None:
-    assert [sweep.trimmed(n) for n in (1, 5, 6, 8, 9, 20, 40)] == [0, 0, 1, 1, 2, 6, 14]  # Conover, table A3
+    assert [compare.trimmed(n) for n in (1, 5, 6, 8, 9, 20, 40)] == [0, 0, 1, 1, 2, 6, 14]  # Conover, table A3
 
 
 def test_the_same_thing_twice_is_seldom_told_apart() -> None:
@@ -86,20 +89,20 @@ def test_the_same_thing_twice_is_seldom_told_apart() -> None:
     def noisy(speed: float) -> list[float]:
         return [speed * rng.gauss(1, 0.05) for _ in range(48)]
 
-    equal = sum(sweep.paired(arm("b", noisy(100)), arm("a", noisy(100)))["differs"] for _ in range(400))
-    slower = sum(sweep.paired(arm("b", noisy(95)), arm("a", noisy(100)))["differs"] for _ in range(400))
+    equal = sum(paired(arm("b", noisy(100)), arm("a", noisy(100)))["differs"] for _ in range(400))
+    slower = sum(paired(arm("b", noisy(95)), arm("a", noisy(100)))["differs"] for _ in range(400))
     assert equal < 400 * 0.07
     assert slower > 400 * 0.9
 
 
 def test_recommended_is_the_fastest_that_is_close_enough() -> None:
     arms = [arm("a", [10] * 6), arm("b", [12] * 6, kl=0.004), arm("c", [20] * 6, kl=0.5), arm("d", [9] * 6, budget=50)]
-    result = sweep.summary(arms, most_kl=0.01)
+    result = compare.summary(arms, most_kl=0.01)
     assert result["recommended"] == "threads=b"
     assert "20% faster than threads=a" in result["recommendation"] and "KL 0.0040" in result["recommendation"]
     assert [row["pareto"] for row in result["arms"]] == [True, True, True, True]
-    assert sweep.summary(arms[:1] + arms[3:], 0.01)["recommendation"].startswith("Keep threads=a")
-    beaten = sweep.summary([arm("a", [10] * 6), arm("b", [12] * 6)], 0.01)
+    assert compare.summary(arms[:1] + arms[3:], 0.01)["recommendation"].startswith("Keep threads=a")
+    beaten = compare.summary([arm("a", [10] * 6), arm("b", [12] * 6)], 0.01)
     assert [row["pareto"] for row in beaten["arms"]] == [False, True]
 
 
@@ -150,6 +153,21 @@ def test_sweep_compares_speed_and_quality(vault: Path, tmp_path: Path) -> None:
     assert result["recommended"] == "top_k=2"  # the other one is another model
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "sweep.json").read_text())["recommended"] == "top_k=2"
+
+
+def test_other_encodings_are_arms_and_prefill_is_a_goal(
+    vault: Path, tiny_vault: Callable[..., tuple[Path, Path]]
+) -> None:
+    _, source = tiny_vault("qwen3_moe", "source", seed=5)
+    argv = ["--prompt-tokens", "9", "--goal", "prefill", "--quality-tokens", "40", "--json"]
+    done = run(vault, "--arm", f"vault={source},{vault}", "--arm", "chunk=4,64", *argv)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [set(row["values"]) for row in result["arms"]] == [{"vault", "chunk"}] * 4
+    assert [row["ratio"] for row in result["arms"]] == [row["prefill_ratio"] for row in result["arms"]]
+    kls = [row["kl_mean"] for row in result["arms"]]
+    assert kls[0] == kls[1] == 0 and kls[2] == kls[3] > 0  # a chunk changes nothing, an encoding does
+    assert run(vault, "--arm", f"vault={source},{vault}", "--save-profile").returncode == 2
 
 
 def test_a_saved_profile_is_used_and_said(vault: Path) -> None:
