@@ -49,7 +49,12 @@ def part_table(part: dict[str, dict[str, list[float]]]) -> list[str]:
     arms = list(dict.fromkeys(arm for by_arm in part.values() for arm in by_arm if not arm.startswith("disk")))
     peers = [arm for arm in arms if arm != "smoe"]
     lines = ["| | " + " | ".join([*arms, "smoe / best peer"]) + " |", "|---" * (len(arms) + 2) + "|"]
-    for metric, (title, scale) in UNITS.items():
+    lengths = {
+        name: (name.replace("_tok_s", "").replace("_", " ") + ", tok/s", 1.0)
+        for name in part
+        if "_to_" in name or "_at_" in name
+    }
+    for metric, (title, scale) in (UNITS | lengths).items():
         by_arm = part.get(metric)
         if not by_arm or "disk" in by_arm:
             continue
@@ -97,11 +102,10 @@ def ram_lines(result: dict[str, Any], part: dict[str, dict[str, list[float]]]) -
 
 def header(result: dict[str, Any]) -> list[str]:
     m, model, logits = result["machine"], result["model"], result["logits"]
-    no_peer: dict[str, Any] = {}
-    peer = next((d for name, d in result["details"].items() if "llama.cpp" in name), no_peer)
+    peers = {d["package"]: d["system"].strip(" |") for d in result["details"].values() if "package" in d}
     active = model["active_expert_bytes"]
     return [
-        f"# smoe and llama.cpp side by side, {result['date']}",
+        f"# smoe and its peers side by side, {result['date']}",
         "",
         f"    {result['command']}",
         "",
@@ -112,7 +116,7 @@ def header(result: dict[str, Any]) -> list[str]:
         f"- model {model['id']}: {model['layers']} layers, {model['experts'][0]} experts, top-{model['top_k'][0]}, "
         f"{', '.join(model['encodings'])}, head {model['head']}; GGUF {model['gguf_bytes'] / 1e9:.2f} GB, "
         f"records of {model['record_bytes'][0] / 1e6:.2f} MB, {active / 1e6:.0f} MB of experts a token",
-        f"- peer: llama-cpp-python {peer.get('llama_cpp_python', '')} ({peer.get('system', '').strip(' |')})",
+        *(f"- peer: {name} ({system})" for name, system in peers.items()),
         f"- same weights, same function: KL {logits['kl_mean']:.2g} nats (largest {logits['kl_max']:.2g}), "
         f"top-1 agreement {logits['top1_agreement']:.0%} over 16 positions",
         "- medians of the rounds, smallest and largest in brackets; "
@@ -128,5 +132,8 @@ def report(result: dict[str, Any]) -> str:
         lines.append(f"- SKIPPED {name}: {reason}")
     for name, part in grouped(result["samples"]).items():
         lines += ["", f"## {name}", "", *part_table(part)]
-        lines += ram_lines(result, part) if name == "ram" else floor_lines(result, name, part)
+        if name == "ram":
+            lines += ram_lines(result, part)
+        elif name.startswith("cgroup"):
+            lines += floor_lines(result, name, part)
     return "\n".join(lines) + "\n"

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""smoe and llama.cpp side by side, on byte-identical weights, the same fixed ids, alternating in one run.
+"""smoe, llama.cpp and ik_llama.cpp side by side, on byte-identical weights, the same fixed ids, alternating in one run.
 
     scripts/bench_vs_llama.py --vault vault/bench.smoe --gguf checkpoints/bench.gguf \\
-        --peer-python .venv-peer/bin/python --out tests/bench_data/2026-01-31-name
+        --peer-python .venv-peer/bin/python --ik-python .venv-ik/bin/python --out tests/bench_data/2026-01-31-name
 
 Before anything is timed the logits of both are compared on a short prompt. Then, as asked by --parts:
 
   ram     everything resident: prefill of 64 and 512 tokens, decode
+  long    everything resident, one conversation that grows to each of --contexts: decode there
   cgroup  a memory cgroup of 1/2 and 1/4 of the GGUF, caches dropped, a fresh process each round: first token of a cold
           process, first token of a warm one, decode; bytes read per token. llama.cpp maps the file, with the block
           device's own read-ahead and with 128 KiB, its best. Needs root; without it the part is skipped, loudly.
@@ -72,15 +73,22 @@ class Bench:
         self.details[name] = {key: value for key, value in details.items() if not str(value).startswith("/")}
 
     def ours(self, **flags: Any) -> Ours:
-        return Ours("smoe", self.options.vault, EngineFlags(ctx=CTX, threads=self.options.threads, **flags))
+        flags = {"ctx": CTX, "threads": self.options.threads} | flags
+        return Ours("smoe", self.options.vault, EngineFlags(**flags))
 
     def peer(self, name: str, *flags: str) -> Peer:
         return Peer(name, self.options.peer_python, self.options.gguf, self.options.threads, flags)
+
+    def ik(self, name: str, *flags: str) -> Peer:
+        flags = ("--library", "ik_llama.cpp", *flags)
+        return Peer(name, self.options.ik_python, self.options.gguf, self.options.threads, flags)
 
     # -- in RAM --
 
     def in_ram(self) -> None:
         programs: list[Program] = [self.ours(), self.peer("llama.cpp"), self.peer("llama.cpp no-repack", "--no-repack")]
+        if self.options.ik_python:
+            programs += [self.ik("ik_llama.cpp"), self.ik("ik_llama.cpp no-repack", "--no-repack")]
         with contextlib.ExitStack() as stack:
             for program in programs:
                 program.start()
@@ -102,10 +110,35 @@ class Bench:
         self.sample("ram", program.name, "decode_tok_s", len(steps) / sum(steps) * 1e3, round_)
         self.sample("ram", program.name, "decode_step_ms_median", statistics.median(steps), round_)
         if isinstance(program, Ours):  # what the line protocol and this client add to the engine's own time
-            own = [c["prefill_ms"] + c["decode_ms"] for c in program.counters[-len(steps) :]]
-            added = [step - ms for step, ms in zip(steps, own, strict=True)]
+            added = [step - ms for step, ms in zip(steps, own_times(program, steps), strict=True)]
             self.sample("ram", program.name, "client_ms_per_step", statistics.median(added), round_)
         say(f"ram {round_} {program.name}: decode {len(steps) / sum(steps) * 1e3:.2f} tok/s")
+
+    def at_length(self) -> None:
+        """Decode after each of the contexts, in one conversation a round that grows to the longest."""
+        contexts, gen = self.options.contexts, self.options.gen
+        window = max(contexts) + gen
+        programs: list[Program] = [self.ours(ctx=window), self.peer("llama.cpp", "--ctx", str(window))]
+        if self.options.ik_python:
+            programs.append(self.ik("ik_llama.cpp", "--ctx", str(window)))
+        with contextlib.ExitStack() as stack:
+            for program in programs:
+                program.start()
+                stack.callback(program.stop)
+            for round_ in range(self.options.long_rounds):
+                text = self.ids(window, 700 + round_)
+                kept = 0
+                for context in contexts:
+                    for program in rotated(programs, round_):
+                        ms = program.prefill(text[:context], kept)
+                        self.sample(
+                            "long", program.name, f"added_to_{context}_tok_s", (context - kept) / ms * 1e3, round_
+                        )
+                        steps = own_times(program, program.decode(text[context : context + gen]))
+                        rate = 1e3 / statistics.median(steps)
+                        self.sample("long", program.name, f"decode_at_{context}_tok_s", rate, round_)
+                        say(f"long {round_} {program.name}: {rate:.2f} tok/s at {context}")
+                    kept = context + gen
 
     # -- larger than memory --
 
@@ -118,6 +151,9 @@ class Bench:
             (self.ours(budget=limit), own_kib, self.options.gen),
             (self.peer(f"llama.cpp mmap {BEST_READ_AHEAD_KIB} KiB", *mapped), BEST_READ_AHEAD_KIB, self.options.gen),
         ]
+        if self.options.ik_python:
+            best = f"ik_llama.cpp mmap {BEST_READ_AHEAD_KIB} KiB"
+            arms.append((self.ik(best, *mapped), BEST_READ_AHEAD_KIB, self.options.gen))
         if own_kib != BEST_READ_AHEAD_KIB:
             arms.append((self.peer(f"llama.cpp mmap {own_kib} KiB", *mapped), own_kib, max(4, self.options.gen // 8)))
         for round_ in range(self.options.rounds):
@@ -191,6 +227,14 @@ class Bench:
         return bench_routing.streaming_floor(self.options.vault, ids, COLD_PROMPT, self.options.gen, limits)
 
 
+def own_times(program: Program, steps: list[float]) -> list[float]:
+    """The last ``steps`` as the program itself has timed them. A peer does; for each step of ours all ids go over the
+    wire again, which no conversation does and which at 16k ids is a millisecond."""
+    if not isinstance(program, Ours):
+        return steps
+    return [c["prefill_ms"] + c["decode_ms"] for c in program.counters[-len(steps) :]]
+
+
 def memory_probes(threads: int) -> list[float]:
     """Bytes per second, of which the median is taken: the best of many is now and then twice what the machine has."""
     return [_core.probe_memory(threads, 0.3) for _ in range(5)]
@@ -201,14 +245,18 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--vault", type=Path, required=True, help="a .smoe")
     parser.add_argument("--gguf", type=Path, required=True, help="the same weights, by bench_model_to_gguf.py")
     parser.add_argument("--peer-python", type=Path, required=True, help="a Python with llama-cpp-python")
+    parser.add_argument("--ik-python", type=Path, help="a Python with ik-llama-cpp-python")
     parser.add_argument("--out", type=Path, required=True, help="folder for raw.json and README.md")
     parser.add_argument("--parts", default="ram,cgroup", help="what to measure (%(default)s)")
     parser.add_argument("--fractions", default="2,4", help="limits, as parts of the model (%(default)s)")
+    parser.add_argument("--contexts", default="1024,4096,16384", help="of the part long (%(default)s)")
+    parser.add_argument("--long-rounds", type=int, default=3, help="of the part long (%(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gen", type=int, default=64, help="decode steps a round")
     options = parser.parse_args()
     options.fractions = [int(part) for part in options.fractions.split(",")]
+    options.contexts = [int(part) for part in options.contexts.split(",")]
     options.parts = options.parts.split(",")
     return options
 
@@ -230,6 +278,8 @@ def main() -> None:
     }
     if "ram" in options.parts:
         bench.in_ram()
+    if "long" in options.parts:
+        bench.at_length()
     if "cgroup" in options.parts and (reason := bench.why_no_cgroup()):
         say(f"SKIP: larger than memory was not measured: {reason}")
         result["skipped"] = {"cgroup": reason}

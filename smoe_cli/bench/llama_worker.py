@@ -1,7 +1,8 @@
-"""llama.cpp as the other side of a measurement: one model, driven by token ids, one JSON line per request and answer.
+"""llama.cpp or ik_llama.cpp as the other side of a measurement: one model, driven by token ids, one JSON line per
+request and answer.
 
-Runs under the Python that has `llama-cpp-python`, and needs nothing else of it: ids go straight to `llama_decode`, so
-that the work is the same as ours, no tokenizer, no sampling beyond the logits. bench_vs_llama.py speaks to it:
+Runs under the Python that has `llama-cpp-python` or `ik-llama-cpp-python`, and needs nothing else of it: ids go
+straight to `llama_decode`, so that the work is the same as ours, no tokenizer, no sampling beyond the logits. Requests:
 
     {"op": "prefill", "ids": [...], "keep": 0}  after the `keep` tokens that are there, which are all or none of
                                      them; logits of the last position  -> {"ms": 12.3, "top": 5}
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import sys
@@ -25,11 +27,13 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
 LOG_LEVEL_ERROR = 4
 BATCH = 512  # tokens a call of llama_decode takes
+
+
+LOG_CALLBACK_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def quiet_log(level: int, text: bytes, _user: Any) -> None:
@@ -38,40 +42,85 @@ def quiet_log(level: int, text: bytes, _user: Any) -> None:
         sys.stderr.write(text.decode("utf-8", errors="replace"))
 
 
-LOG_CALLBACK = llama_cpp.llama_log_callback(quiet_log)  # kept alive: the library holds the pointer
+LOG_CALLBACK = LOG_CALLBACK_TYPE(quiet_log)  # kept alive: the library holds the pointer
+
+
+class Upstream:
+    """llama.cpp: what differs from its relative below."""
+
+    package = "llama_cpp"
+
+    def __init__(self) -> None:
+        self.api: Any = importlib.import_module("llama_cpp")
+        self.api.llama_log_set(ctypes.cast(LOG_CALLBACK, self.api.llama_log_callback), ctypes.c_void_p(0))
+
+    def configure(self, model: Any, options: argparse.Namespace) -> None:
+        model.load_mode = self.api.LLAMA_LOAD_MODE_MMAP if options.mmap else self.api.LLAMA_LOAD_MODE_AUTO
+        model.use_extra_bufts = not options.no_repack
+
+    def clear(self, context: Any) -> None:
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), True)
+
+    def system(self) -> str:
+        return str(self.api.llama_print_system_info().decode())
+
+
+class Ik:
+    """ik_llama.cpp. Weights are repacked at load time unless that is declined, and then cannot be mapped."""
+
+    package = "ik_llama_cpp"
+
+    def __init__(self) -> None:
+        self.api: Any = importlib.import_module("ik_llama_cpp._ctypes_api")
+        self.library: Any = importlib.import_module("ik_llama_cpp._lib_loader").load_shared_library()
+        self.library.llama_log_set(LOG_CALLBACK, None)
+        self.library.llama_print_system_info.restype = ctypes.c_char_p
+
+    def configure(self, model: Any, options: argparse.Namespace) -> None:
+        model.repack_tensors = not options.no_repack
+        model.use_mmap = options.mmap
+
+    def clear(self, context: Any) -> None:
+        self.api.llama_kv_cache_clear(context)
+
+    def system(self) -> str:
+        return str(self.library.llama_print_system_info().decode())
+
+
+LIBRARIES: dict[str, type[Upstream] | type[Ik]] = {"llama.cpp": Upstream, "ik_llama.cpp": Ik}
 
 
 class Peer:
     """A loaded model and one context of it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        llama_cpp.llama_log_set(LOG_CALLBACK, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_default_params()
-        model.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if options.mmap else llama_cpp.LLAMA_LOAD_MODE_AUTO
-        model.use_extra_bufts = not options.no_repack
+        self.library = LIBRARIES[options.library]()
+        self.api = api = self.library.api
+        api.llama_backend_init()
+        model = api.llama_model_default_params()
         model.n_gpu_layers = 0
+        self.library.configure(model, options)
         start = time.perf_counter()
-        self.model = llama_cpp.llama_model_load_from_file(os.fsencode(options.model), model)
+        self.model = api.llama_model_load_from_file(os.fsencode(options.model), model)
         if not self.model:
-            sys.exit(f"error: llama.cpp could not load {options.model}")
-        context = llama_cpp.llama_context_default_params()
+            sys.exit(f"error: {options.library} could not load {options.model}")
+        context = api.llama_context_default_params()
         context.n_ctx = options.ctx
         context.n_batch = context.n_ubatch = BATCH
         context.n_threads = context.n_threads_batch = options.threads
-        self.context = llama_cpp.llama_init_from_model(self.model, context)
+        self.context = api.llama_init_from_model(self.model, context)
         self.load_ms = (time.perf_counter() - start) * 1e3
-        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.options = options
         self.position = 0
 
     def clear(self) -> None:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+        self.library.clear(self.context)
         self.position = 0
 
     def run(self, ids: list[int], all_logits: bool = False) -> tuple[float, int]:
         """One llama_decode of ``ids`` after what is there: (milliseconds, the likeliest next id)."""
-        batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+        batch = self.api.llama_batch_init(len(ids), 0, 1)
         try:
             batch.n_tokens = len(ids)
             for i, token in enumerate(ids):
@@ -79,13 +128,13 @@ class Peer:
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
                 batch.logits[i] = all_logits or i == len(ids) - 1
             start = time.perf_counter()
-            code = llama_cpp.llama_decode(self.context, batch)
+            code = self.api.llama_decode(self.context, batch)
             if code:
                 sys.exit(f"error: llama_decode answered {code}")
-            logits = llama_cpp.llama_get_logits_ith(self.context, -1)  # waits for the computation
+            logits = self.api.llama_get_logits_ith(self.context, -1)  # waits for the computation
             ms = (time.perf_counter() - start) * 1e3
         finally:
-            llama_cpp.llama_batch_free(batch)
+            self.api.llama_batch_free(batch)
         self.position += len(ids)
         return ms, int(np.argmax(np.ctypeslib.as_array(logits, (self.vocab,))))
 
@@ -104,13 +153,13 @@ class Peer:
         if op == "logits":
             self.clear()
             self.run(request["ids"], all_logits=True)
-            rows = [llama_cpp.llama_get_logits_ith(self.context, i) for i in range(len(request["ids"]))]
+            rows = [self.api.llama_get_logits_ith(self.context, i) for i in range(len(request["ids"]))]
             np.save(request["file"], np.stack([np.ctypeslib.as_array(row, (self.vocab,)).copy() for row in rows]))
             return {}
         if op == "info":
             return {
-                "llama_cpp_python": version("llama_cpp_python"),
-                "system": llama_cpp.llama_print_system_info().decode(),
+                "package": f"{self.library.package} {version(self.library.package)}",
+                "system": self.library.system(),
                 "mmap": self.options.mmap,
                 "repack": not self.options.no_repack,
                 "threads": self.options.threads,
@@ -125,7 +174,10 @@ def base_rss_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="llama.cpp behind JSON lines; see the top of this file.")
+    parser = argparse.ArgumentParser(
+        description="llama.cpp or ik_llama.cpp behind JSON lines; see the top of this file."
+    )
+    parser.add_argument("--library", choices=LIBRARIES, default="llama.cpp")
     parser.add_argument("--model", required=True, help="a .gguf")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--ctx", type=int, default=1024)

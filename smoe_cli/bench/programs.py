@@ -132,7 +132,7 @@ class Ours:
 
 @dataclass
 class Peer:
-    """llama.cpp through its worker. ``options`` are the worker's flags."""
+    """llama.cpp or ik_llama.cpp through its worker. ``options`` are the worker's flags."""
 
     name: str
     python: Path

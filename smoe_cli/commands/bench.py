@@ -33,8 +33,10 @@ def command(
     random: Annotated[bool, typer.Option("--random", help="Feed random ids, a cache's worst case.")] = False,
     energy: Annotated[bool, typer.Option("--energy", help="Joules a token, where the processor counts them.")] = False,
     limit: Annotated[str | None, typer.Option(help="Run in a memory cgroup of this size, such as 2G (root).")] = None,
-    vs: Annotated[list[str] | None, typer.Option(help="Measure beside it: llama.cpp:FILE.gguf.")] = None,
-    peer_python: Annotated[Path | None, typer.Option(help="The Python that has llama-cpp-python.")] = None,
+    vs: Annotated[
+        list[str] | None, typer.Option(help="Measure beside it: llama.cpp:FILE.gguf, ik_llama.cpp:FILE.")
+    ] = None,
+    peer_python: Annotated[list[Path] | None, typer.Option(help="The Python that has the peer, for each --vs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json, runs.csv, plot.png, report.html.")] = None,
     vault_dir: VaultDir = None,
     json_output: Json = False,
@@ -53,7 +55,7 @@ def command(
     if energy:
         work.energy = _energy()
     flags = replace(with_window(engine, vault, max(counts) + gen), instrument=False)
-    peers = [_peer(spec, peer_python, flags) for spec in vs or []]
+    peers = _peers(vs or [], peer_python or [Path(sys.executable)], flags)
     result = run(work, flags, peers, sizes.parse(limit) if limit else None)
     if energy and work.energy is None:
         result["energy"] = "unavailable"
@@ -118,13 +120,19 @@ def with_window(flags: EngineFlags, vault: Vault, tokens: int) -> EngineFlags:
     return replace(flags, ctx=window)
 
 
-def _peer(spec: str, python: Path | None, flags: EngineFlags) -> Peer:
+def _peers(specs: list[str], pythons: list[Path], flags: EngineFlags) -> list[Peer]:
     from smoe_cli import _core
+    from smoe_cli.bench.llama_worker import LIBRARIES
     from smoe_cli.bench.programs import Peer
 
-    name, _, file = spec.partition(":")
-    if name != "llama.cpp" or not Path(file).is_file():
-        raise UsageError(f"--vs takes llama.cpp:FILE.gguf, not {spec!r}", "name a GGUF file that is there")
+    if len(pythons) not in (1, len(specs)) and specs:
+        raise UsageError(f"{len(specs)} --vs and {len(pythons)} --peer-python", "give one for all, or one for each")
+    peers = []
     threads = flags.threads or _core.usable_threads()
-    options = ("--ctx", str(flags.ctx))
-    return Peer(name, python or Path(sys.executable), Path(file), threads, options)
+    for number, spec in enumerate(specs):
+        library, _, file = spec.partition(":")
+        if library not in LIBRARIES or not Path(file).is_file():
+            raise UsageError(f"--vs takes llama.cpp:FILE.gguf, not {spec!r}", "name a GGUF file that is there")
+        options = ("--ctx", str(flags.ctx), "--library", library)
+        peers.append(Peer(library, pythons[number % len(pythons)], Path(file), threads, options))
+    return peers
