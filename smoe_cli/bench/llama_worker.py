@@ -48,7 +48,7 @@ LOG_CALLBACK = LOG_CALLBACK_TYPE(quiet_log)  # kept alive: the library holds the
 class Upstream:
     """llama.cpp: what differs from its relative below."""
 
-    package = "llama_cpp"
+    package = "llama-cpp-python"
 
     def __init__(self) -> None:
         self.api: Any = importlib.import_module("llama_cpp")
@@ -68,7 +68,7 @@ class Upstream:
 class Ik:
     """ik_llama.cpp. Weights are repacked at load time unless that is declined, and then cannot be mapped."""
 
-    package = "ik_llama_cpp"
+    package = "ik-llama-cpp-python"
 
     def __init__(self) -> None:
         self.api: Any = importlib.import_module("ik_llama_cpp._ctypes_api")
