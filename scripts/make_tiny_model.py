@@ -164,6 +164,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_scale": 0.3,
         "use_qk_norm": True,
     },
+    "lfm2_moe": {
+        **MOE,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "conv_bias": True,
+        "routed_scaling_factor": 1.7,
+    },
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96, "clip_qkv": 1.5},
 }
 

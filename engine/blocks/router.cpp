@@ -95,7 +95,7 @@ void route(const Compute& c, const FfnSpec& spec, const RouterWeights& w, Activa
     }
     float total = 0;
     for (size_t j = 0; j < K; ++j) total += weights[j];
-    const float divide = spec.normalize ? std::max(total, spec.norm_floor * sum) : sum;
+    const float divide = spec.normalize ? std::max(total, spec.norm_floor * sum) + spec.norm_added * sum : sum;
     for (size_t j = 0; j < K; ++j) weights[j] = weights[j] / divide * spec.scaling;
   });
 }

@@ -19,9 +19,15 @@ class Conversation {
   uint32_t reuse(const std::vector<int32_t>& ids);
   // Rows for n more positions are about to be written: from here on the rows they replace in the rings count as lost,
   // even if the computation fails half-way.
-  void reserve(size_t n) { written_ = std::max<uint64_t>(written_, held_.size() + n); }
+  void reserve(size_t n) {
+    written_ = std::max<uint64_t>(written_, held_.size() + n);
+    kv_.recurrent().begin();
+  }
   // ids[0, n) were computed after what is held.
-  void append(const int32_t* ids, size_t n) { held_.insert(held_.end(), ids, ids + n); }
+  void append(const int32_t* ids, size_t n) {
+    held_.insert(held_.end(), ids, ids + n);
+    kv_.recurrent().done(held_.size());
+  }
   // Drops what is held from where it differs from `ids` on, such as a guess that did not come true. The caller has
   // asked can_take_back() before computing it.
   void keep_prefix_of(const std::vector<int32_t>& ids);

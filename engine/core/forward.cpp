@@ -65,8 +65,10 @@ void Forward::fill_ropes(uint64_t position, size_t T) {
   }
 }
 
-void Forward::mix(size_t i, const KvLayer& kv, Activations& input, uint64_t position, size_t first) {
+void Forward::mix(size_t i, const KvState& state, Activations& input, uint64_t position, size_t first) {
   const AttentionSpec& a = model_.layers[i].attention;
+  if (a.is_recurrent()) return recur(i, state.recurrent().layer(i), input, position, first);
+  const KvLayer& kv = state.layer(i);
   const LayerWeights& w = trunk_.layer(i);
   const RopeSpec& rope = model_.ropes[a.rope];
   switch (a.block) {
@@ -74,6 +76,19 @@ void Forward::mix(size_t i, const KvLayer& kv, Activations& input, uint64_t posi
       return attention_gqa(compute_, a, w.attention, model_.norm_eps, kv, rope, ws_, input, position, first);
     case AttentionBlock::mla:
       return attention_mla(compute_, a, w.latent, kv, rope, ws_, input, position, first);
+    default:
+      return;
+  }
+}
+
+void Forward::recur(size_t i, const RecurrentLayer& state, Activations& input, uint64_t position, size_t first) {
+  const LayerWeights& w = trunk_.layer(i);
+  const RecurrentSpec& spec = model_.layers[i].recurrent;
+  switch (model_.layers[i].attention.block) {
+    case AttentionBlock::short_conv:
+      return short_conv(compute_, spec, w.short_conv, state, ws_, input, position, first);
+    default:
+      return;
   }
 }
 
@@ -84,7 +99,7 @@ Status Forward::layer(size_t i, const KvState& kv, size_t T, uint64_t position, 
   float* x = ws_.x + from * model_.hidden;
   Activations input(ws_.acts_32, ws_.acts_256);
   read(ws_.x, w.attn_norm, T, &input);
-  mix(i, kv.layer(i), input, position, from);
+  mix(i, kv, input, position, from);
   if (rows > 0) add(x, w.attn_post_norm, rows);
   lap_.into(&buckets_.attention);
   if (rows == 0) return Status::ok();

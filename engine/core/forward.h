@@ -37,7 +37,8 @@ class Forward {
  private:
   Status embed(const int32_t* ids, size_t T);
   void fill_ropes(uint64_t position, size_t T);
-  void mix(size_t i, const KvLayer& kv, Activations& input, uint64_t position, size_t first);
+  void mix(size_t i, const KvState& state, Activations& input, uint64_t position, size_t first);
+  void recur(size_t i, const RecurrentLayer& state, Activations& input, uint64_t position, size_t first);
   Status layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first);
   Status feed_forward(size_t i, float* x, size_t rows, size_t rows_of_next);
   Ahead ahead_of(size_t layer, const float* x, size_t rows) const;

@@ -19,13 +19,14 @@ size_t capacity_of(const AttentionSpec& a, uint32_t ctx, uint32_t chunk) {
 
 // Of the keys; the values take as much again, unless they are the keys.
 uint64_t key_bytes(const AttentionSpec& a, uint32_t ctx, uint32_t chunk, KvType type) {
+  if (a.is_recurrent()) return 0;
   return (uint64_t{a.kv_heads} * capacity_of(a, ctx, chunk) * kv_row_bytes(type, a.head_dim) + 63) / 64 * 64;
 }
 
 }  // namespace
 
 uint64_t KvState::bytes(const ModelSpec& model, uint32_t ctx, uint32_t chunk, KvType type) {
-  uint64_t sum = 0;
+  uint64_t sum = RecurrentState::bytes(model);
   for (const LayerSpec& layer : model.layers) {
     const AttentionSpec& a = layer.attention;
     sum += (a.shares_values() ? 1 : 2) * key_bytes(a, ctx, chunk, type);
@@ -35,10 +36,15 @@ uint64_t KvState::bytes(const ModelSpec& model, uint32_t ctx, uint32_t chunk, Kv
 
 Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t chunk, KvType type) {
   KvState state;
-  SMOE_ASSIGN(state.memory_, AlignedBuffer::allocate(bytes(model, ctx, chunk, type)));
+  SMOE_ASSIGN(state.recurrent_, RecurrentState::allocate(model));
+  SMOE_ASSIGN(state.memory_, AlignedBuffer::allocate(bytes(model, ctx, chunk, type) - RecurrentState::bytes(model)));
   uint8_t* at = state.memory_.data();
   for (const LayerSpec& layer : model.layers) {
     const AttentionSpec& a = layer.attention;
+    if (a.is_recurrent()) {
+      state.layers_.emplace_back();
+      continue;
+    }
     uint8_t* keys = at;
     at += key_bytes(a, ctx, chunk, type);
     uint8_t* values = a.shares_values() ? keys : at;
@@ -50,6 +56,7 @@ Result<KvState> KvState::allocate(const ModelSpec& model, uint32_t ctx, uint32_t
 
 bool KvState::can_roll_back(uint64_t written, uint64_t length) const {
   return std::all_of(layers_.begin(), layers_.end(), [&](const KvLayer& l) {
+    if (l.capacity == 0) return true;
     const uint64_t oldest_needed = length + 1 > l.window ? length + 1 - l.window : 0;
     const uint64_t oldest_held = written > l.capacity ? written - l.capacity : 0;
     return oldest_needed >= oldest_held;

@@ -11,7 +11,7 @@ Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options, const std::
   if (options->float_activations) options->kv = KvType::f32;
   if (options->kv == KvType::q8)
     for (const LayerSpec& layer : model.layers)
-      if (layer.attention.head_dim % 32 != 0)
+      if (!layer.attention.is_recurrent() && layer.attention.head_dim % 32 != 0)
         return Status(
             Code::usage,
             "--kv q8 needs heads that 32 divides, and this model's are of " + std::to_string(layer.attention.head_dim),

@@ -18,9 +18,7 @@ struct Extents {
   explicit Extents(const ModelSpec& model) {
     for (const LayerSpec& layer : model.layers) {
       const AttentionSpec& a = layer.attention;
-      attend_worker = std::max(attend_worker, attend_worker_floats(a.head_dim, a.heads / a.kv_heads));
-      k = std::max<size_t>(k, size_t{a.kv_heads} * a.head_dim);
-      a.block == AttentionBlock::mla ? add_mla(a) : add_gqa(a);
+      a.is_recurrent() ? add_recurrent(a.block, layer.recurrent) : add_attention(a);
       const FfnSpec& f = layer.ffn;
       dense_width = std::max<size_t>({dense_width, f.width, f.shared_width});
       expert_width = std::max<size_t>(expert_width, f.expert_width);
@@ -32,12 +30,25 @@ struct Extents {
   }
 
  private:
+  void add_attention(const AttentionSpec& a) {
+    attend_worker = std::max(attend_worker, attend_worker_floats(a.head_dim, a.heads / a.kv_heads));
+    k = std::max<size_t>(k, size_t{a.kv_heads} * a.head_dim);
+    a.block == AttentionBlock::mla ? add_mla(a) : add_gqa(a);
+  }
+
   void add_gqa(const AttentionSpec& a) {
     const size_t row = size_t{a.heads} * a.head_dim;
     q = std::max(q, row);
     attn = std::max(attn, row);
     if (a.gated) attn_gate = std::max(attn_gate, row);
     v = std::max<size_t>(v, size_t{a.kv_heads} * a.head_dim);
+  }
+
+  void add_recurrent(AttentionBlock block, const RecurrentSpec& r) {
+    const size_t values = r.values();
+    v = std::max(v, values);
+    attn = std::max(attn, values);
+    if (block == AttentionBlock::short_conv) q = std::max(q, 3 * values);
   }
 
   void add_mla(const AttentionSpec& a) {

@@ -82,7 +82,7 @@ double chunk_seconds(const ModelSpec& model, double resident, double tokens, con
     const AttentionSpec& a = model.layers[i].attention;
     const FfnSpec& ffn = model.layers[i].ffn;
     const double rows = i + 1 < model.layers.size() ? tokens : 1;
-    moved += tokens * (10 * model.hidden + 4 * a.heads * a.head_dim);
+    moved += tokens * (10 * model.hidden + 4 * a.heads * a.head_dim + 4 * model.layers[i].recurrent.values());
     if (!ffn.is_moe()) continue;
     moved += rows * ffn.top_k * 3 * (ffn.expert_width + model.hidden);
     compute += rows * ffn.top_k * expert_bytes(ffn, model.hidden).time(r.prefill_bytes_s);

@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "quant/quant.h"
 
 namespace smoe {
@@ -19,16 +22,21 @@ bool ends_with(const std::string& s, const char* tail) {
   return s.size() >= std::char_traits<char>::length(tail) && s.ends_with(tail);
 }
 
-// Norms, biases and the like: one row, used element by element, kept as float32.
+// Norms, biases and the like: used element by element, kept as float32.
 bool is_vector(const std::string& name) {
-  return ends_with(name, "norm.weight") || ends_with(name, ".bias") || ends_with(name, ".correction") ||
-         ends_with(name, ".sinks");
+  constexpr const char* kTails[] = {"norm.weight", "conv.weight", ".bias", ".correction", ".sinks", ".rate", ".skip"};
+  return std::any_of(std::begin(kTails), std::end(kTails), [&](const char* tail) { return ends_with(name, tail); });
 }
 
 uint64_t held_bytes(const std::string& name, const TensorSpec& t) {
   const uint64_t bytes =
       is_vector(name) ? t.rows * t.cols * sizeof(float) : stored_bytes(t.encoding, t.layout, t.rows, t.cols);
   return (bytes + 63) / 64 * 64;
+}
+
+// A recurrence's rates of decay are stored as the logarithms that were trained.
+void negate_exponentials(float* x, uint64_t n) {
+  for (uint64_t i = 0; i < n; ++i) x[i] = -std::exp(x[i]);
 }
 
 // Of a tied embedding the head reads every row; panels hold sixteen rows side by side, and one could not be read alone.
@@ -60,6 +68,7 @@ Result<Trunk> Trunk::load(const VaultFile& vault) {
       SMOE_TRY(read_trunk_tensor(vault, name, staging.data()));
       decode_rows(t.encoding, staging.data(), t.rows * t.cols, reinterpret_cast<float*>(at));
       trunk.vectors_[name] = reinterpret_cast<const float*>(at);
+      if (ends_with(name, ".rate")) negate_exponentials(reinterpret_cast<float*>(at), t.rows * t.cols);
     } else {
       SMOE_TRY(read_trunk_tensor(vault, name, at));
       trunk.matrices_[name] = {t.encoding, t.layout, t.rows, t.cols, at};
@@ -146,6 +155,25 @@ LatentWeights Trunk::mla(const std::string& prefix) const {
           linear(prefix + "o")};
 }
 
+ConvWeights Trunk::conv(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
+
+void Trunk::bind_mixer(AttentionBlock block, const std::string& prefix, LayerWeights* w) const {
+  const std::string attn = prefix + "attn.", recur = prefix + "recur.";
+  switch (block) {
+    case AttentionBlock::gqa:
+      w->attention = gqa(attn);
+      break;
+    case AttentionBlock::mla:
+      w->latent = mla(attn);
+      break;
+    case AttentionBlock::short_conv:
+      w->short_conv = {linear(recur + "in"), conv(recur + "conv"), linear(recur + "out")};
+      break;
+    default:
+      break;
+  }
+}
+
 FfnWeights Trunk::ffn(const std::string& prefix) const {
   return {linear(prefix + ".gate"), linear(prefix + ".up"), linear(prefix + ".down")};
 }
@@ -156,17 +184,13 @@ void Trunk::bind(const ModelSpec& model) {
   final_norm_ = norm("final_norm");
   uint32_t moe_layer = 0;
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "attn.";
+    const std::string prefix = "layers." + std::to_string(i) + ".";
     LayerWeights w;
     w.attn_norm = norm(prefix + "attn_norm");
     w.ffn_norm = norm(prefix + "ffn_norm");
     w.attn_post_norm = norm(prefix + "attn_post_norm");
     w.ffn_post_norm = norm(prefix + "ffn_post_norm");
-    if (model.layers[i].attention.block == AttentionBlock::mla) {
-      w.latent = mla(attn);
-    } else {
-      w.attention = gqa(attn);
-    }
+    bind_mixer(model.layers[i].attention.block, prefix, &w);
     const FfnSpec& f = model.layers[i].ffn;
     if (f.is_moe()) {
       w.moe = {{linear(prefix + "router"), vector(prefix + "router.correction")},

@@ -10,6 +10,7 @@
 #include "blocks/attention_mla.h"
 #include "blocks/moe.h"
 #include "blocks/norm.h"
+#include "blocks/short_conv.h"
 #include "util/aligned_buffer.h"
 #include "vault/file.h"
 #include "vault/vault.h"
@@ -21,6 +22,7 @@ struct LayerWeights {
   NormWeights attn_post_norm, ffn_post_norm;  // nor here where it has none after them
   AttentionWeights attention;                 // of the layer's block, one of
   LatentWeights latent;
+  ShortConvWeights short_conv;
   FfnWeights dense;  // where the layer is no mixture
   MoeWeights moe;
 };
@@ -49,6 +51,8 @@ class Trunk {
   NormWeights norm(const std::string& name) const;
   AttentionWeights gqa(const std::string& prefix) const;
   LatentWeights mla(const std::string& prefix) const;
+  ConvWeights conv(const std::string& name) const;
+  void bind_mixer(AttentionBlock block, const std::string& prefix, LayerWeights* w) const;
   FfnWeights ffn(const std::string& prefix) const;
   Status leave_on_disk(const VaultFile& vault, const std::string& name, const TensorSpec& t);
   void bind(const ModelSpec& model);

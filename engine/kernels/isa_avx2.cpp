@@ -312,9 +312,10 @@ namespace {
 
 bool supported() { return cpu_features().avx2; }
 
-constexpr Kernels kAvx2 = {
-    "avx2",   10,       supported, quantize_act, matmul_q8,      matmul_f32,     attn_scores,    attn_values,
-    rms_norm, silu_mul, exp_sum,   max_value,    f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row, kv8_to_f32_row};
+constexpr Kernels kAvx2 = {"avx2",         10,          supported,      quantize_act,   matmul_q8,
+                           matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
+                           exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+                           kv8_to_f32_row, conv_row,    state_step,     selective_step};
 const RegisterKernels registration(&kAvx2);
 
 }  // namespace

@@ -38,9 +38,10 @@ namespace {
 
 bool supported() { return cpu_features().dotprod; }
 
-constexpr Kernels kNeonDot = {
-    "neon-dot", 20,       supported, quantize_act, matmul_q8,      matmul_f32,     attn_scores,    attn_values,
-    rms_norm,   silu_mul, exp_sum,   max_value,    f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row, kv8_to_f32_row};
+constexpr Kernels kNeonDot = {"neon-dot",     20,          supported,      quantize_act,   matmul_q8,
+                              matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
+                              exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+                              kv8_to_f32_row, conv_row,    state_step,     selective_step};
 const RegisterKernels registration(&kNeonDot);
 
 }  // namespace

@@ -229,11 +229,45 @@ void kv8_to_f32_row(const uint8_t* x, size_t n, float* out) {
   }
 }
 
+void conv_row(const float* const* x, const float* w, size_t w_stride, const float* bias, size_t taps, size_t n,
+              bool silu, float* out) {
+  for (size_t c = 0; c < n; ++c) {
+    float sum = bias == nullptr ? 0.0f : bias[c];
+    for (size_t j = 0; j < taps; ++j) sum += w[j * w_stride + c] * x[j][c];
+    out[c] = silu ? sum / (1.0f + std::exp(-sum)) : sum;
+  }
+}
+
+void state_step(float* state, size_t keys, size_t values, const float* decay, const float* k, const float* u,
+                const float* q, float* out) {
+  if (out != nullptr) std::fill_n(out, values, 0.0f);
+  for (size_t i = 0; i < keys; ++i) {
+    for (size_t v = 0; v < values; ++v) {
+      float& s = state[i * values + v];
+      s = decay[i] * s + k[i] * u[v];
+      if (out != nullptr) out[v] += q[i] * s;
+    }
+  }
+}
+
+void selective_step(float* state, size_t keys, size_t values, const float* a, size_t a_stride, const float* dt,
+                    const float* k, const float* u, const float* q, float* out) {
+  if (out != nullptr) std::fill_n(out, values, 0.0f);
+  for (size_t i = 0; i < keys; ++i) {
+    for (size_t v = 0; v < values; ++v) {
+      float& s = state[i * values + v];
+      s = std::exp(dt[v] * a[i * a_stride + v]) * s + k[i] * u[v];
+      if (out != nullptr) out[v] += q[i] * s;
+    }
+  }
+}
+
 bool always() { return true; }
 
-constexpr Kernels kScalar = {
-    "scalar", 0,        always,  quantize_act, matmul_q8,      matmul_f32,     attn_scores,    attn_values,
-    rms_norm, silu_mul, exp_sum, max_value,    f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row, kv8_to_f32_row};
+constexpr Kernels kScalar = {"scalar",       0,           always,         quantize_act,   matmul_q8,
+                             matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
+                             exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+                             kv8_to_f32_row, conv_row,    state_step,     selective_step};
 const RegisterKernels registration(&kScalar);
 
 }  // namespace

@@ -65,6 +65,18 @@ struct Kernels {
   // The same bytes and floats on every ISA.
   void (*f32_to_kv8_row)(const float* x, size_t n, uint8_t* out);
   void (*kv8_to_f32_row)(const uint8_t* x, size_t n, float* out);
+
+  // One position of a causal convolution of each of n channels with itself: out[c] = bias[c] (null: 0) + sum over taps
+  // j, oldest first, of w[j * w_stride + c] * x[j][c]; through silu where asked for.
+  void (*conv_row)(const float* const* x, const float* w, size_t w_stride, const float* bias, size_t taps, size_t n,
+                   bool silu, float* out);
+  // One position of a linear recurrence over a state [keys, values]: S = decay[k] S + k[k] u[v], and unless out is null
+  // out[v] = sum over k, ascending, of q[k] S.
+  void (*state_step)(float* state, size_t keys, size_t values, const float* decay, const float* k, const float* u,
+                     const float* q, float* out);
+  // The same where each element of the state decays by itself: S = exp(dt[v] a[k * a_stride + v]) S + k[k] u[v].
+  void (*selective_step)(float* state, size_t keys, size_t values, const float* a, size_t a_stride, const float* dt,
+                         const float* k, const float* u, const float* q, float* out);
 };
 
 // 32 values: level * scale, scale = max |x| / 127 rounded to f16. 34 bytes, no padding.

@@ -191,6 +191,81 @@ void attn_values(const float* p, const void* v, bool kv_f32, size_t n, size_t di
   values_of<LoadF16>(p, static_cast<const uint16_t*>(v), n, dim, acc);
 }
 
+// ---- recurrences: lane = channel or value, so that no sum crosses lanes ----
+
+void conv_row(const float* const* x, const float* w, size_t w_stride, const float* bias, size_t taps, size_t n,
+              bool silu, float* out) {
+  for (size_t c = 0; c < n; c += kLanes) {
+    const size_t count = n - c < kLanes ? n - c : kLanes;
+    F sum = bias == nullptr ? set(0.0f) : load(bias + c, count);
+    for (size_t j = 0; j < taps; ++j) sum = fma(load(w + j * w_stride + c, count), load(x[j] + c, count), sum);
+    if (silu) sum = div(sum, add(set(1.0f), exp_lanes(sub(set(0.0f), sum))));
+    store(out + c, sum, count);
+  }
+}
+
+// V registers of values at once, every key in order.
+template <int V>
+void state_columns(float* state, size_t keys, size_t values, const float* decay, const float* k, const float* u,
+                   const float* q, float* out) {
+  F add_of[V], sums[V];
+#pragma GCC unroll 4
+  for (int j = 0; j < V; ++j) {
+    add_of[j] = load(u + static_cast<size_t>(j) * kLanes);
+    sums[j] = set(0.0f);
+  }
+  for (size_t i = 0; i < keys; ++i, state += values) {
+    const F keep = set(decay[i]), key = set(k[i]), query = set(q[i]);
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) {
+      float* at = state + static_cast<size_t>(j) * kLanes;
+      const F s = fma(key, add_of[j], mul(keep, load(at)));
+      store(at, s);
+      sums[j] = fma(query, s, sums[j]);
+    }
+  }
+  if (out == nullptr) return;
+#pragma GCC unroll 4
+  for (int j = 0; j < V; ++j) store(out + static_cast<size_t>(j) * kLanes, sums[j]);
+}
+
+void state_step(float* state, size_t keys, size_t values, const float* decay, const float* k, const float* u,
+                const float* q, float* out) {
+  const auto at = [out](size_t v) { return out == nullptr ? nullptr : out + v; };
+  size_t v = 0;
+  for (; v + 4 * kLanes <= values; v += 4 * kLanes)
+    state_columns<4>(state + v, keys, values, decay, k, u + v, q, at(v));
+  for (; v + kLanes <= values; v += kLanes) state_columns<1>(state + v, keys, values, decay, k, u + v, q, at(v));
+  if (v == values) return;
+  const size_t count = values - v;
+  const F add_of = load(u + v, count);
+  F sums = set(0.0f);
+  for (size_t i = 0; i < keys; ++i) {
+    float* p = state + i * values + v;
+    const F s = fma(set(k[i]), add_of, mul(set(decay[i]), load(p, count)));
+    store(p, s, count);
+    sums = fma(set(q[i]), s, sums);
+  }
+  if (out != nullptr) store(out + v, sums, count);
+}
+
+void selective_step(float* state, size_t keys, size_t values, const float* a, size_t a_stride, const float* dt,
+                    const float* k, const float* u, const float* q, float* out) {
+  for (size_t v = 0; v < values; v += kLanes) {
+    const size_t count = values - v < kLanes ? values - v : kLanes;
+    const F step = load(dt + v, count), add_of = load(u + v, count);
+    F sums = set(0.0f);
+    for (size_t i = 0; i < keys; ++i) {
+      float* p = state + i * values + v;
+      const F keep = exp_lanes(mul(step, load(a + i * a_stride + v, count)));
+      const F s = fma(set(k[i]), add_of, mul(keep, load(p, count)));
+      store(p, s, count);
+      sums = fma(set(q[i]), s, sums);
+    }
+    if (out != nullptr) store(out + v, sums, count);
+  }
+}
+
 // ---- activations ----
 
 // The largest magnitude of n values (a multiple of 16) as the bits of a float: NaN and infinity sort above all else.

@@ -17,5 +17,6 @@ inline constexpr uint32_t kExperts = 1u << 16;
 inline constexpr uint64_t kTotalExperts = 1u << 20;
 inline constexpr uint32_t kPositions = 1u << 28;
 inline constexpr uint32_t kRopes = 64;
+inline constexpr uint32_t kChannels = 1u << 20;  // of a recurrent layer
 
 }  // namespace smoe::limits

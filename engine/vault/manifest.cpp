@@ -131,8 +131,8 @@ Status read_tensor(const Fields& fields, const ModelSpec& m, const TrunkTensor& 
   }
   t->rows = want.shape.size() == 2 ? want.shape[0] : 1;
   t->cols = want.shape.back();
-  if (want.shape.size() == 1 && !encoding_info(t->encoding).plain)
-    return fields.bad("encoding", "of a vector is not plain");
+  if ((want.shape.size() == 1 || want.plain) && !encoding_info(t->encoding).plain)
+    return fields.bad("encoding", "of a tensor that is read element by element is not plain");
   if (row_bytes(t->encoding, t->cols) == 0) {
     return fields.bad("encoding", "cannot hold rows of " + std::to_string(t->cols) + " values");
   }

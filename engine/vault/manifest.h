@@ -15,6 +15,7 @@ struct TrunkTensor {
   std::string name;
   std::vector<uint64_t> shape;
   bool required = true;  // biases are optional: a family has them or not
+  bool plain = false;    // read element by element, never multiplied by: in no quantised encoding. So is every vector.
 };
 std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model);
 

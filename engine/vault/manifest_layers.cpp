@@ -45,7 +45,8 @@ Status optional_bool(const Fields& fields, std::string_view key, bool* out) {
   return fields.has(key) ? fields.boolean(key, out) : Status::ok();
 }
 
-constexpr Name<AttentionBlock> kAttentionBlocks[] = {{"gqa", AttentionBlock::gqa}, {"mla", AttentionBlock::mla}};
+constexpr Name<AttentionBlock> kAttentionBlocks[] = {
+    {"gqa", AttentionBlock::gqa}, {"mla", AttentionBlock::mla}, {"short_conv", AttentionBlock::short_conv}};
 constexpr Name<QkNorm> kQkNorms[] = {
     {"none", QkNorm::none}, {"head", QkNorm::head}, {"full", QkNorm::full}, {"unit", QkNorm::unit}};
 constexpr Name<Scores> kScores[] = {
@@ -104,8 +105,25 @@ Status read_mla(const Fields& fields, const ModelSpec& model, AttentionSpec* a) 
   return read_rope_of(fields, model, a->rope_dim, a);
 }
 
-Status read_attention(const Fields& fields, const ModelSpec& model, AttentionSpec* a) {
+Status check_channels(const Fields& fields, const RecurrentSpec& r) {
+  if (r.values() + 2 * r.keys() <= limits::kChannels) return Status::ok();
+  return fields.bad("block", "has more than " + std::to_string(limits::kChannels) + " channels");
+}
+
+Status read_recurrent(const Fields& fields, AttentionBlock block, RecurrentSpec* r) {
+  SMOE_TRY(fields.u32("taps", 2, kMaxTaps, &r->taps));
+  if (block == AttentionBlock::short_conv) {
+    SMOE_TRY(fields.only({"block", "taps", "value_dim"}));
+    r->heads = 1;
+    SMOE_TRY(fields.u32("value_dim", 1, limits::kChannels, &r->value_dim));
+  }
+  return check_channels(fields, *r);
+}
+
+Status read_attention(const Fields& fields, const ModelSpec& model, LayerSpec* layer) {
+  AttentionSpec* a = &layer->attention;
   SMOE_TRY(read_name(fields, "block", kAttentionBlocks, &a->block, false));
+  if (a->is_recurrent()) return read_recurrent(fields, a->block, &layer->recurrent);
   return a->block == AttentionBlock::mla ? read_mla(fields, model, a) : read_gqa(fields, model, a);
 }
 
@@ -132,6 +150,7 @@ Status read_router(const Fields& fields, FfnSpec* f) {
   SMOE_TRY(read_name(fields, "group_score", kGroupScores, &f->group_score));
   SMOE_TRY(optional_f32(fields, "jitter", 0, 1, &f->jitter));
   SMOE_TRY(optional_f32(fields, "norm_floor", 0, 1, &f->norm_floor));
+  SMOE_TRY(optional_f32(fields, "norm_added", 0, 1, &f->norm_added));
   if (f->experts % f->groups != 0) return fields.bad("groups", "does not divide experts");
   if (f->experts / f->groups * f->top_groups < f->top_k) {
     return fields.bad("top_groups", "hold fewer experts than are chosen");
@@ -145,8 +164,8 @@ Status read_router(const Fields& fields, FfnSpec* f) {
 Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
   SMOE_TRY(fields.only({"block",      "experts",      "top_k",       "expert_width", "normalize",  "scaling",
                         "activation", "shared_width", "shared_gate", "encodings",    "scores",     "correction",
-                        "groups",     "top_groups",   "group_score", "jitter",       "norm_floor", "alpha",
-                        "limit",      "expert_bias",  "scale_input"}));
+                        "groups",     "top_groups",   "group_score", "jitter",       "norm_floor", "norm_added",
+                        "alpha",      "limit",        "expert_bias", "scale_input"}));
   SMOE_TRY(fields.u32("experts", 1, limits::kExperts, &f->experts));
   SMOE_TRY(fields.u32("top_k", 1, f->experts, &f->top_k));
   SMOE_TRY(fields.u32("expert_width", 1, limits::kWidth, &f->expert_width));
@@ -176,7 +195,7 @@ Status read_ffn(const Fields& fields, uint32_t hidden, FfnSpec* f) {
 Status read_layer(const Fields& layer, const ModelSpec& m, LayerSpec* out) {
   SMOE_TRY(layer.only({"attention", "ffn", "norms"}));
   SMOE_ASSIGN(const Fields attention, layer.object("attention"));
-  SMOE_TRY(read_attention(attention, m, &out->attention));
+  SMOE_TRY(read_attention(attention, m, out));
   SMOE_ASSIGN(const Fields ffn, layer.object("ffn"));
   SMOE_TRY(read_ffn(ffn, m.hidden, &out->ffn));
   return read_name(layer, "norms", kNormPlaces, &out->norms);

@@ -59,6 +59,27 @@ void add_mla(const AttentionSpec& a, uint64_t hidden, const std::string& prefix,
   add_linear(prefix + "o", hidden, H * a.v_dim, out);
 }
 
+void add_conv(const std::string& name, const RecurrentSpec& r, uint64_t channels, std::vector<TrunkTensor>* out) {
+  out->push_back({name + ".weight", {r.taps, channels}, true, true});
+  out->push_back({name + ".bias", {channels}, false});
+}
+
+void add_recurrent(const LayerSpec& layer, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+  const RecurrentSpec& r = layer.recurrent;
+  if (layer.attention.block == AttentionBlock::short_conv) {
+    add_linear(prefix + "in", 3 * r.channels(), hidden, out);
+    add_conv(prefix + "conv", r, r.channels(), out);
+  }
+  add_linear(prefix + "out", hidden, r.values(), out);
+}
+
+void add_mixer(const LayerSpec& layer, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+  const AttentionSpec& a = layer.attention;
+  if (a.is_recurrent()) return add_recurrent(layer, hidden, prefix + "recur.", out);
+  a.block == AttentionBlock::mla ? add_mla(a, hidden, prefix + "attn.", out)
+                                 : add_gqa(a, hidden, prefix + "attn.", out);
+}
+
 void add_gated(uint64_t width, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
   add_linear(prefix + "gate", width, hidden, out);
   add_linear(prefix + "up", width, hidden, out);
@@ -90,7 +111,7 @@ std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model) {
   out.push_back({"head.bias", {model.vocab}, false});
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const LayerSpec& layer = model.layers[i];
-    const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "attn.";
+    const std::string prefix = "layers." + std::to_string(i) + ".";
     if (layer.norms != NormPlace::after) {
       add_norm(model, prefix + "attn_norm", &out);
       add_norm(model, prefix + "ffn_norm", &out);
@@ -99,8 +120,7 @@ std::vector<TrunkTensor> trunk_tensors(const ModelSpec& model) {
       add_norm(model, prefix + "attn_post_norm", &out);
       add_norm(model, prefix + "ffn_post_norm", &out);
     }
-    const AttentionSpec& a = layer.attention;
-    a.block == AttentionBlock::mla ? add_mla(a, hidden, attn, &out) : add_gqa(a, hidden, attn, &out);
+    add_mixer(layer, hidden, prefix, &out);
     add_ffn(layer.ffn, hidden, prefix, &out);
   }
   return out;

@@ -11,6 +11,7 @@ from smoe_cli.errors import CorruptError, UnsupportedError
 from smoe_cli.families.layout import arch_json, exact, trunk_tensors
 from smoe_cli.families.model import Arch, Attention, Ffn, Latent, Layer, Router, TrunkTensor
 from smoe_cli.families.numbers import LIMIT, Numbers
+from smoe_cli.families.recurrent import recurrent_layers, recurrent_of
 from smoe_cli.families.rope import Rope, RopeInput, resolve_rope, rope_settings
 from smoe_cli.families.spec import Family
 
@@ -139,8 +140,12 @@ def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
 
 
 def _attentions(family: Family, numbers: Numbers, layers: int) -> list[Attention]:
-    windows = _windows(family, numbers, layers)
+    windows = [0] * layers if family.recurrent else _windows(family, numbers, layers)
     found = [_attention(family, numbers, window) for window in windows]
+    if family.recurrent:
+        block = recurrent_of(family, numbers)
+        recurs = recurrent_layers(family, numbers, layers)
+        return [Attention(0, 0, 0, 0.0, recurrent=block) if yes else each for yes, each in zip(recurs, found, strict=True)]
     if family.by_type:
         return [replace(each, rope=1 if each.window else 0) for each in found]
     if family.still and any(windows):
@@ -273,7 +278,7 @@ def _router(family: Family, numbers: Numbers, experts: int, top_k: int) -> Route
         raise CorruptError(f"config.json: {top_k} of {experts} experts from {top_groups} of {groups} groups")
     return Router(
         scores=family.scores,
-        correction=family.correction,
+        correction=family.correction and (numbers.flag("correction_on") if numbers.has("correction_on") else True),
         bias=family.router_bias,
         groups=groups,
         top_groups=top_groups,
@@ -281,5 +286,6 @@ def _router(family: Family, numbers: Numbers, experts: int, top_k: int) -> Route
         jitter=numbers.number("jitter"),
         normalize=numbers.flag("normalize") if family.normalize is None else family.normalize,
         norm_floor=numbers.number("norm_floor") if numbers.has("norm_floor") else family.norm_floor,
+        norm_added=family.norm_added,
         scaling=numbers.number("scaling", 1.0),
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from smoe_cli.families.model import Arch, Attention, Ffn, Groups, Latent, Layer, Router, TrunkTensor
+from smoe_cli.families.model import Arch, Attention, Ffn, Groups, Latent, Layer, Recurrent, Router, TrunkTensor
+from smoe_cli.families.recurrent import recurrent_json, recurrent_tensors
 from smoe_cli.families.rope import Rope
 
 PARTS = ("gate", "up", "down")
@@ -19,12 +20,7 @@ def trunk_tensors(arch: Arch) -> list[TrunkTensor]:
     for index, layer in enumerate(arch.layers):
         prefix = f"layers.{index}."
         found += _norms(arch, prefix + "attn", layer)
-        attention = layer.attention
-        found += (
-            _latent_tensors(prefix + "attn.", attention, attention.latent, hidden)
-            if attention.latent
-            else _attention_tensors(prefix + "attn.", attention, hidden)
-        )
+        found += _mixer_tensors(prefix, layer.attention, hidden)
         found += _norms(arch, prefix + "ffn", layer)
         found += _ffn_tensors(prefix, layer.ffn, hidden)
     found += _norm(arch, "final_norm")
@@ -44,6 +40,14 @@ def _norms(arch: Arch, block: str, layer: Layer) -> list[TrunkTensor]:
     """The norms around one of a layer's two blocks."""
     before = _norm(arch, f"{block}_norm") if layer.norms != "after" else []
     return before + (_norm(arch, f"{block}_post_norm") if layer.norms != "before" else [])
+
+
+def _mixer_tensors(prefix: str, attention: Attention, hidden: int) -> list[TrunkTensor]:
+    if attention.recurrent:
+        return recurrent_tensors(prefix + "recur.", attention.recurrent, hidden)
+    if attention.latent:
+        return _latent_tensors(prefix + "attn.", attention, attention.latent, hidden)
+    return _attention_tensors(prefix + "attn.", attention, hidden)
 
 
 def _attention_tensors(prefix: str, attention: Attention, hidden: int) -> list[TrunkTensor]:
@@ -110,6 +114,8 @@ def taken_rows(arch: Arch, needed: TrunkTensor, take: str) -> Groups | None:
     if take in ("first_half", "second_half"):
         return Groups(1, 2 * rows, rows if take == "second_half" else 0, rows)
     attention = arch.layers[int(needed.name.split(".")[1])].attention
+    if take == "turned":
+        return Groups(1, needed.shape[1], 0, needed.shape[1], transposed=True)
     latent = attention.latent
     assert latent is not None
     together = latent.nope_dim + latent.v_dim
@@ -167,6 +173,8 @@ def _rope_json(rope: Rope) -> dict[str, Any]:
 
 
 def _attention_json(attention: Attention) -> dict[str, Any]:
+    if attention.recurrent:
+        return recurrent_json(attention.recurrent)
     if attention.latent:
         latent = attention.latent
         return {
@@ -239,5 +247,5 @@ def _router_json(router: Router) -> dict[str, Any]:
     plain = Router()
     names = ("scores", "correction", "groups", "top_groups", "group_score")
     stated = {name: getattr(router, name) for name in names}
-    stated |= {"jitter": exact(router.jitter), "norm_floor": exact(router.norm_floor)}
+    stated |= {name: exact(getattr(router, name)) for name in ("jitter", "norm_floor", "norm_added")}
     return _without(stated, {name: getattr(plain, name) for name in stated})

@@ -20,9 +20,35 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """Of a block that carries a state (RecurrentSpec in engine/include/smoe/model.h): ``taps`` of its convolution, heads of
+    value_dim values, keys of key_dim; ``bias`` names the parts that have one."""
+
+    block: str
+    taps: int
+    heads: int
+    value_dim: int
+    key_heads: int = 0
+    key_dim: int = 0
+    rank: int = 0
+    channel_decay: bool = False
+    sigmoid_gate: bool = False
+    eps: float = 0.0
+    bias: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.value_dim
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention: q [heads * head_dim, hidden], k and v [kv_heads * head_dim, hidden]. window 0 = all.
-    With ``latent`` the block is "mla", and kv_heads and head_dim have no meaning."""
+    With ``latent`` the block is "mla", and kv_heads and head_dim have no meaning; with ``recurrent`` nothing else has."""
 
     heads: int
     kv_heads: int
@@ -40,6 +66,7 @@ class Attention:
     bias: tuple[str, ...] = ()
     rope: int = 0
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,7 @@ class Router:
     jitter: float = 0.0
     normalize: bool = False
     norm_floor: float = 0.0
+    norm_added: float = 0.0
     scaling: float = 1.0
 
 

@@ -14,10 +14,12 @@ Keys of a family file:
                  by_type (layers with a window have frequencies of their own, local_theta by default),
                  still (beside layers with a window, those without one do not rotate)
     [norm]       kind = rms | layer, place = before | after | both, offset (added to the weights of every norm)
+    [recurrent]  block = short_conv, of the layers that config.json's layer_types names by one of types; attention_types
+                 are the names of the others
     [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
-    [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, router_bias,
-                 shared_gate, shared_like_experts (the shared width is a number of expert widths), scale_input,
+    [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, norm_added,
+                 router_bias,                 shared_gate, shared_like_experts (the shared width is a number of expert widths), scale_input,
                  activation (where it is none of those that config.json names)
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
     [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}, each a name or alternatives;
@@ -48,7 +50,8 @@ BLOCKS = ("gqa", "mla")
 WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer", "even", "all_but_every", "listed")
 QK_NORMS = ("none", "head", "full", "unit")
 DEFAULT_RULES = ("heads", "hidden/heads")
-TAKES = ("first_half", "second_half", "latent_keys", "latent_values")
+RECURRENT = ("short_conv",)
+TAKES = ("first_half", "second_half", "latent_keys", "latent_values", "turned")
 SCORES = ("softmax", "sigmoid", "sparsemixer")
 _REQUIRED_CONFIG = (
     "hidden",
@@ -76,12 +79,14 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
     ),
     "norm": ("kind", "place", "offset"),
     "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "gated", "bias", "window_rule", "latent_eps"),
+    "recurrent": ("block", "types", "attention_types"),
     "moe": (
         "normalize",
         "scores",
         "correction",
         "group_score",
         "norm_floor",
+        "norm_added",
         "router_bias",
         "shared_gate",
         "shared_like_experts",
@@ -173,11 +178,15 @@ class Family:
     bias: tuple[str, ...] = ()
     window_rule: str = "none"
     latent_eps: float = 1e-6
+    recurrent: str = ""
+    recurrent_types: tuple[str, ...] = ("linear_attention",)
+    attention_types: tuple[str, ...] = ("full_attention",)
     normalize: bool | None = None
     scores: str = "softmax"
     correction: bool = False
     group_score: str = "best"
     norm_floor: float = 0.0
+    norm_added: float = 0.0
     router_bias: bool = False
     activation: str = ""
     scale_input: bool = False
@@ -281,7 +290,7 @@ def parse_family(text: str, where: str) -> Family:
     if missing := [name for name in _REQUIRED_CONFIG if name not in config]:
         raise SmoeError(f"{where} [config]: missing {', '.join(missing)}")
     attention, moe, rope, skip = raw["attention"], raw.get("moe", {}), raw.get("rope", {}), raw.get("skip", {})
-    norm = raw.get("norm", {})
+    norm, recurrent = raw.get("norm", {}), raw.get("recurrent", {})
     return Family(
         name=raw["name"],
         model_types=tuple(raw["model_types"]),
@@ -309,11 +318,15 @@ def parse_family(text: str, where: str) -> Family:
         bias=tuple(attention.get("bias", ())),
         window_rule=_one_of(f"{where} [attention] window_rule", attention.get("window_rule", "none"), WINDOW_RULES),
         latent_eps=attention.get("latent_eps", 1e-6),
+        recurrent=_one_of(f"{where} [recurrent] block", recurrent.get("block", ""), ("", *RECURRENT)),
+        recurrent_types=tuple(recurrent.get("types", ("linear_attention",))),
+        attention_types=tuple(recurrent.get("attention_types", ("full_attention",))),
         normalize=moe.get("normalize"),
         scores=_one_of(f"{where} [moe] scores", moe.get("scores", "softmax"), SCORES),
         correction=moe.get("correction", False),
         group_score=_one_of(f"{where} [moe] group_score", moe.get("group_score", "best"), ("best", "best_two")),
         norm_floor=moe.get("norm_floor", 0.0),
+        norm_added=moe.get("norm_added", 0.0),
         router_bias=moe.get("router_bias", False),
         activation=_one_of(f"{where} [moe] activation", moe.get("activation", ""), ("", "swiglu_clamped")),
         scale_input=moe.get("scale_input", False),

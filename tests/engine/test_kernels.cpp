@@ -572,3 +572,42 @@ TEST(kernels_f16_row_comes_back) {
     }
   }
 }
+
+TEST(kernels_recurrences_against_double) {
+  for (const size_t values : {size_t{64}, size_t{100}, size_t{7}}) {
+    const size_t keys = 37, taps = 4;
+    const auto decay = random_floats(keys, 31), k = random_floats(keys, 32), u = random_floats(values, 33);
+    const auto q = random_floats(keys, 34), start = random_floats(keys * values, 35),
+               x = random_floats(values * taps, 36);
+    const auto a = random_floats(keys * values, 37), dt = random_floats(values, 38), bias = random_floats(values, 39);
+    const float* rows[taps];
+    for (size_t j = 0; j < taps; ++j) rows[j] = x.data() + j * values;
+    std::vector<double> conv(values), out(values, 0.0), selective(values, 0.0), state(keys * values);
+    for (size_t v = 0; v < values; ++v) {
+      double sum = bias[v];
+      for (size_t j = 0; j < taps; ++j) sum += double{a[j * values + v]} * rows[j][v];
+      conv[v] = sum / (1 + std::exp(-sum));
+      for (size_t i = 0; i < keys; ++i) {
+        const double old = start[i * values + v], add = double{k[i]} * u[v];
+        state[i * values + v] = decay[i] * old + add;
+        out[v] += q[i] * state[i * values + v];
+        selective[v] += q[i] * (std::exp(double{dt[v]} * a[i * values + v]) * old + add);
+      }
+    }
+    for (const Kernels* kernels : all_kernels()) {
+      if (!kernels->supported()) continue;
+      std::vector<float> y(values), s = start, silent = start;
+      kernels->conv_row(rows, a.data(), values, bias.data(), taps, values, true, y.data());
+      CHECK(error_of(y, conv) < 2e-6);
+      kernels->state_step(s.data(), keys, values, decay.data(), k.data(), u.data(), q.data(), y.data());
+      CHECK(error_of(y, out) < 2e-6);
+      CHECK(error_of(s, state) < 2e-6);
+      kernels->state_step(silent.data(), keys, values, decay.data(), k.data(), u.data(), q.data(), nullptr);
+      CHECK(same_bits(s, silent));
+      s = start;
+      kernels->selective_step(s.data(), keys, values, a.data(), values, dt.data(), k.data(), u.data(), q.data(),
+                              y.data());
+      CHECK(error_of(y, selective) < 2e-6);
+    }
+  }
+}

@@ -75,6 +75,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "llama4": {**LOCAL, "model_type": "llama4_text", "head_dim": 16, "intermediate_size_mlp": 96},
+    "lfm2_moe": {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-5},
     "gpt_oss": {**LOCAL, "head_dim": 16, "sliding_window": 16},
 }
 ITEM = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}

@@ -42,7 +42,8 @@ enum class NormKind : uint8_t { rms, layer };            // of the residual stre
 enum class NormPlace : uint8_t { before, after, both };  // of the norms around a layer's two blocks
 // RMS norm of q and k: over each head, over all heads at once, or over each head without a weight.
 enum class QkNorm : uint8_t { none, head, full, unit };
-enum class AttentionBlock : uint8_t { gqa, mla };
+// What takes a layer's positions together. The recurrent ones have a state of one size in place of keys and values.
+enum class AttentionBlock : uint8_t { gqa, mla, short_conv, delta, mamba2, mamba };
 
 struct AttentionSpec {
   AttentionBlock block = AttentionBlock::gqa;
@@ -64,6 +65,30 @@ struct AttentionSpec {
   float latent_eps = 0;  // of the latents' norms
 
   bool shares_values() const { return block == AttentionBlock::mla; }  // the cached keys are the values too
+  bool is_recurrent() const { return block != AttentionBlock::gqa && block != AttentionBlock::mla; }
+};
+
+inline constexpr uint32_t kMaxTaps = 16, kMaxStateKeys = 1024;  // of a recurrent block
+
+// Of a recurrent block. Each begins with a causal convolution of each of its channels over `taps` positions; all but
+// short_conv then keep for each of `heads` a matrix [key_dim, value_dim], which `key_heads` keys and queries write and
+// read, those of head h being number h * key_heads / heads.
+//   short_conv  value_dim channels between two gates (LFM2)
+//   delta       the gated delta rule (Yang et al. 2024), its decay a number a head, or a channel of the keys (Kimi)
+//   mamba2      Dao & Gu 2024: heads of value_dim channels, key_dim the state's size, key_heads the groups
+//   mamba       Gu & Dao 2023: one head of value_dim channels, each element of the state decaying by itself
+struct RecurrentSpec {
+  uint32_t taps = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
+  uint32_t rank = 0;           // of the time step (mamba), or of decay and gate (delta; 0 = made directly)
+  bool channel_decay = false;  // delta
+  bool sigmoid_gate = false;   // delta: the gate behind its norm; else silu
+  float eps = 0;               // of the block's own norms
+
+  uint64_t keys() const { return uint64_t{key_heads} * key_dim; }
+  uint64_t values() const { return uint64_t{heads} * value_dim; }
+  uint64_t channels() const { return 2 * keys() + values(); }  // that are convolved
+  uint64_t tail_floats() const { return (taps - 1) * channels(); }
+  uint64_t state_floats() const { return values() * key_dim; }
 };
 
 struct ExpertEncodings {
@@ -89,6 +114,7 @@ struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   float jitter = 0;           // of sparsemixer
   bool normalize = false;     // the chosen router weights are divided by their sum
   float norm_floor = 0;       // which counts as at least this
+  float norm_added = 0;       // and this more
   float scaling = 1.0f;       // and then multiplied by this
   uint32_t shared_width = 0;  // width of the always-on expert, 0 = none
   bool shared_gate = false;   // its output is multiplied by sigmoid(shared_gate . x)
@@ -101,7 +127,8 @@ struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
 };
 
 struct LayerSpec {
-  AttentionSpec attention;
+  AttentionSpec attention;  // of a recurrent block only its name
+  RecurrentSpec recurrent;
   FfnSpec ffn;
   NormPlace norms = NormPlace::before;
 };

@@ -1,0 +1,19 @@
+// Gated short convolution (Liquid AI's LFM2, 2025): in makes two gates and a value, gate_in * value is convolved over
+// the last few positions, channel by channel, and gate_out * that goes through out.
+#pragma once
+
+#include "blocks/recurrent.h"
+
+namespace smoe {
+
+struct ShortConvWeights {
+  Linear in;  // [3 * channels, hidden]: gate_in, gate_out, value
+  ConvWeights conv;
+  Linear out;  // [hidden, channels]
+};
+
+// As attention_gqa, with a state in place of the cache.
+void short_conv(const Compute& c, const RecurrentSpec& spec, const ShortConvWeights& w, const RecurrentLayer& layer,
+                Workspace& ws, Activations& input, uint64_t position, size_t first);
+
+}  // namespace smoe
