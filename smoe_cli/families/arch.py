@@ -145,7 +145,9 @@ def _attentions(family: Family, numbers: Numbers, layers: int) -> list[Attention
     if family.recurrent:
         block = recurrent_of(family, numbers)
         recurs = recurrent_layers(family, numbers, layers)
-        return [Attention(0, 0, 0, 0.0, recurrent=block) if yes else each for yes, each in zip(recurs, found, strict=True)]
+        return [
+            Attention(0, 0, 0, 0.0, recurrent=block) if yes else each for yes, each in zip(recurs, found, strict=True)
+        ]
     if family.by_type:
         return [replace(each, rope=1 if each.window else 0) for each in found]
     if family.still and any(windows):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from smoe_cli.families.model import Arch, Attention, Ffn, Groups, Latent, Layer, Recurrent, Router, TrunkTensor
+from smoe_cli.families.model import Arch, Attention, Ffn, Groups, Latent, Layer, Router, TrunkTensor
 from smoe_cli.families.recurrent import recurrent_json, recurrent_tensors
 from smoe_cli.families.rope import Rope
 

@@ -21,8 +21,8 @@ class Latent:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Of a block that carries a state (RecurrentSpec in engine/include/smoe/model.h): ``taps`` of its convolution, heads of
-    value_dim values, keys of key_dim; ``bias`` names the parts that have one."""
+    """Of a block that carries a state (RecurrentSpec in engine/include/smoe/model.h): ``taps`` of its convolution, heads
+    of value_dim values, keys of key_dim; ``bias`` names the parts that have one."""
 
     block: str
     taps: int
@@ -48,7 +48,8 @@ class Recurrent:
 @dataclass(frozen=True)
 class Attention:
     """Grouped-query attention: q [heads * head_dim, hidden], k and v [kv_heads * head_dim, hidden]. window 0 = all.
-    With ``latent`` the block is "mla", and kv_heads and head_dim have no meaning; with ``recurrent`` nothing else has."""
+    With ``latent`` the block is "mla", and kv_heads and head_dim have no meaning; with ``recurrent`` nothing else
+    has."""
 
     heads: int
     kv_heads: int

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from smoe_cli.errors import UnsupportedError
 from smoe_cli.families.model import Recurrent, TrunkTensor
 from smoe_cli.families.numbers import Numbers
@@ -22,7 +20,7 @@ def recurrent_layers(family: Family, numbers: Numbers, layers: int) -> list[bool
     types = numbers.names("layer_types", layers, {*family.recurrent_types, *family.attention_types})
     if types:
         return [kind in family.recurrent_types for kind in types]
-    raise UnsupportedError(f"config.json states no {numbers.key('layer_types')}: which layers are recurrent is not known")
+    raise UnsupportedError(f"config.json states no {numbers.key('layer_types')}, which says what layers are recurrent")
 
 
 def recurrent_of(family: Family, numbers: Numbers) -> Recurrent:

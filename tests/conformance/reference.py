@@ -15,7 +15,15 @@ from transformers import AutoModelForCausalLM
 from smoe_cli import _core
 
 # Matrices that convert never quantises below source precision, and vectors that are stored with an axis of one.
-KEPT = ("conv.conv.weight", "conv1d.weight", "shared_expert_gate.weight", ".mlp.gate.", ".gate.weight", ".router.", "e_score_correction_bias")
+KEPT = (
+    "conv.conv.weight",
+    "conv1d.weight",
+    "shared_expert_gate.weight",
+    ".mlp.gate.",
+    ".gate.weight",
+    ".router.",
+    "e_score_correction_bias",
+)
 
 TURNED = ("gpt_oss", "llama4_text")  # families whose experts stand as [experts, in, out]
 
