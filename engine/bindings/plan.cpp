@@ -128,6 +128,8 @@ py::dict plan_dict(const ModelSpec& model, const Plan& p) {
   d["budget_reason"] = p.budget_reason;
   d["expert_cache_bytes"] = p.expert_cache_bytes;
   d["slots"] = p.slots;
+  d["cache_slots"] = p.cache_slots;
+  d["chunk_slots"] = p.chunk_slots;
   d["total_records"] = p.total_records;
   d["record_bytes"] = p.record_bytes;
   d["warnings"] = p.warnings;

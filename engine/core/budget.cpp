@@ -78,10 +78,12 @@ Result<BudgetAnswer> choose_budget(const BudgetQuestion& q) {
     choose_automatic(q, &a);
   }
   const uint64_t extra = a.budget_bytes - q.floor_bytes;
-  a.expert_cache_bytes = std::min(extra + q.min_expert_cache_bytes, all_experts(q));
+  const uint64_t lent = q.chunk_slots * q.record_bytes;
+  a.expert_cache_bytes = std::min(extra + q.min_expert_cache_bytes + lent, all_experts(q));
   if (q.record_bytes != 0) {
-    const uint64_t slots = least_slots(q) + extra / slot_price(q);
-    a.slots = static_cast<uint32_t>(std::min<uint64_t>(slots, q.total_records));
+    const uint64_t slots = std::min<uint64_t>(least_slots(q) + extra / slot_price(q), q.total_records);
+    a.cache_slots = static_cast<uint32_t>(slots + q.chunk_slots);
+    a.slots = std::min(a.cache_slots, q.ring_slots != 0 ? std::min(q.ring_slots, q.total_records) : q.total_records);
   }
   if ((q.budget_bytes != 0 || q.ring_slots != 0) && a.budget_bytes > q.ceiling_bytes) {
     a.warnings.push_back("a budget of " + show_bytes(a.budget_bytes) + " is above 3/4 of the usable memory (" +

@@ -62,6 +62,8 @@ class EngineImpl final : public Engine {
   Conversation& conversation(const std::string& name);
   // Computes n ids after what the conversation holds; see Forward::run for `first`.
   Status extend(Conversation& c, const int32_t* ids, size_t n, size_t first);
+  // Buffers for so many rows, borrowed from the expert cache where they are more than those of a step.
+  void fit_scratch(size_t rows);
   // Computes ids[from, ...) in chunks, of the last row all the way to its hidden state. *cancelled after an
   // interruption.
   Status prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled);
@@ -124,7 +126,7 @@ Status EngineImpl::set_up(const Log& log) {
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));
   if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
   SMOE_ASSIGN(scratch_, Scratch::allocate(vault_.model, plan_.chunk, p.threads));
-  SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.slots * plan_.record_bytes));
+  SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.cache_slots * plan_.record_bytes));
   // Not beside the trunk's load: where a control group is full of page cache that is being read, huge pages are
   // refused.
   prefault_.start(slots_.data(), slots_.size());
@@ -146,7 +148,8 @@ Status EngineImpl::set_up(const Log& log) {
 Status EngineImpl::open_cache(const Log& log) {
   ExpertCache::Config config;
   config.records = vault_.records;
-  config.slots = plan_.slots;
+  config.slots = plan_.cache_slots;
+  config.residents = plan_.slots;
   config.slot_bytes = plan_.record_bytes;
   config.verify_reads = options_.verify_reads;
   if (options_.cache_policy.empty()) options_.cache_policy = kDefaultPolicy;
@@ -214,9 +217,23 @@ Conversation& EngineImpl::conversation(const std::string& name) {
 
 Status EngineImpl::extend(Conversation& c, const int32_t* ids, size_t n, size_t first) {
   c.reserve(n);
+  fit_scratch(n);
   SMOE_TRY(forward_->run(c.kv(), ids, n, c.length(), first));
   c.append(ids, n);
   return Status::ok();
+}
+
+void EngineImpl::fit_scratch(size_t rows) {
+  const uint32_t threads = options_.plan.threads;
+  if (rows <= scratch_.own_rows()) {
+    if (cache_->lent() == 0) return;
+    scratch_.use_own(vault_.model, threads);
+    cache_->lend(0);
+  } else if (cache_->lent() == 0 || rows > scratch_.workspace().rows) {
+    const auto n = static_cast<uint32_t>(rows);
+    const uint64_t bytes = Scratch::chunk_bytes(vault_.model, n, threads), slot = plan_.record_bytes;
+    scratch_.use(vault_.model, n, threads, cache_->lend(static_cast<uint32_t>((bytes + slot - 1) / slot)));
+  }
 }
 
 Status EngineImpl::prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events,
@@ -355,6 +372,7 @@ Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
   forward_->lap(&Buckets::other);
   if (request.report_buckets) outcome.buckets = forward_->buckets();
   end_counters(&n);
+  fit_scratch(1);
   upkeep_->after_request();
   if (trace_file_) SMOE_TRY(trace_file_->flush());
   if (!status.is_ok()) return status;  // what was appended before the failure stays a valid prefix
@@ -378,6 +396,7 @@ Status EngineImpl::every_row(const std::vector<int32_t>& ids, size_t prefill, Ev
     at += T;
     if (events != nullptr) events->on_prefill(static_cast<uint32_t>(at), static_cast<uint32_t>(ids.size()));
   }
+  fit_scratch(1);
   return Status::ok();
 }
 

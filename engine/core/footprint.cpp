@@ -14,7 +14,11 @@ uint64_t engine_state_bytes(const ModelSpec& model, const PlanOptions& options, 
 }
 
 uint64_t engine_scratch_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
-  return Scratch::bytes(model, chunk, options.threads) + Sampler::bytes(model.vocab);
+  return Scratch::bytes(model, Scratch::own_rows(model, chunk), options.threads) + Sampler::bytes(model.vocab);
+}
+
+uint64_t engine_chunk_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
+  return chunk > Scratch::own_rows(model, chunk) ? Scratch::chunk_bytes(model, chunk, options.threads) : 0;
 }
 
 }  // namespace smoe

@@ -64,6 +64,9 @@ struct Experts {
 void measure(const ModelSpec& model, const PlanOptions& o, const Experts& experts, Plan* p) {
   p->state_bytes = engine_state_bytes(model, o, p->chunk);
   p->scratch_bytes = engine_scratch_bytes(model, o, p->chunk);
+  const uint64_t chunk = engine_chunk_bytes(model, o, p->chunk);
+  p->chunk_slots = experts.slot == 0 ? 0 : static_cast<uint32_t>((chunk + experts.slot - 1) / experts.slot);
+  p->scratch_bytes += p->chunk_slots * experts.slot;
   const uint64_t parts = p->trunk_bytes + p->state_bytes + p->scratch_bytes;
   p->min_expert_cache_bytes = experts.least();
   p->process_bytes = kProcessBytes + std::max(1u, o.threads) * kThreadBytes + experts.records * kRecordBytes +
@@ -71,12 +74,13 @@ void measure(const ModelSpec& model, const PlanOptions& o, const Experts& expert
   p->floor_bytes = parts + p->process_bytes + p->min_expert_cache_bytes;
 }
 
-// 512 tokens unless the buffers for them take too much of the memory there is, or keep a budget from being enough.
+// 512 tokens unless the buffers for them take too much of the memory there is, or keep a budget from being enough. They
+// are lent by the expert cache, so that decoding loses nothing by them.
 void choose_chunk(const ModelSpec& model, const PlanOptions& o, const Experts& experts, Plan* p) {
   const uint64_t limit = o.budget_bytes != 0 ? o.budget_bytes : p->ceiling_bytes;
   p->chunk = o.chunk != 0 ? o.chunk : kLargestChunk;
   measure(model, o, experts, p);
-  const auto too_large = [&] { return p->scratch_bytes > p->usable_ram_bytes / 8 || p->floor_bytes > limit; };
+  const auto too_large = [&] { return p->scratch_bytes > p->usable_ram_bytes / 4 || p->floor_bytes > limit; };
   while (o.chunk == 0 && p->chunk > kSmallestChunk && too_large()) {
     p->chunk /= 2;
     measure(model, o, experts, p);
@@ -122,6 +126,7 @@ Result<Plan> make_plan(const ModelSpec& stored, const MachineMemory& machine, co
                                 p.record_bytes,
                                 p.total_records,
                                 experts.per_token,
+                                p.chunk_slots,
                                 p.usable_ram_bytes,
                                 p.ceiling_bytes,
                                 o.budget_bytes,
@@ -131,6 +136,7 @@ Result<Plan> make_plan(const ModelSpec& stored, const MachineMemory& machine, co
   p.budget_bytes = answer.budget_bytes;
   p.expert_cache_bytes = answer.expert_cache_bytes;
   p.slots = answer.slots;
+  p.cache_slots = answer.cache_slots;
   p.budget_reason = answer.reason;
   p.warnings.insert(p.warnings.end(), answer.warnings.begin(), answer.warnings.end());
   if (machine.available_bytes != 0 && machine.available_bytes < p.budget_bytes) {

@@ -108,6 +108,7 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
   l.take(w->ahead_uses, e.experts);
 }
 
+// Without the logits, which stay where they are.
 uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memory, Workspace* w) {
   const Extents e(model);
   const size_t hidden = model.hidden, widest_input = std::max({hidden, e.attn, e.q_rank});
@@ -134,22 +135,44 @@ uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memo
   l.take(w->acts_32, std::max(T * act_row_bytes(ActFormat::q8_32, widest_input), e.input_rows_bytes[0]));
   l.take(w->acts_256, std::max(T * act_row_bytes(ActFormat::q8_256, widest_input), e.input_rows_bytes[1]));
   lay_out_feed_forward(e, T, hidden, l, w);
-  l.take(w->logits, std::min(T, kHeadRows) * model.vocab);
   return l.bytes();
+}
+
+uint64_t logits_bytes(const ModelSpec& model, size_t rows) {
+  return (std::min(rows, kHeadRows) * model.vocab * sizeof(float) + 63) / 64 * 64;
 }
 
 }  // namespace
 
-uint64_t Scratch::bytes(const ModelSpec& model, uint32_t chunk, uint32_t threads) {
+uint32_t Scratch::own_rows(const ModelSpec& model, uint32_t chunk) {
+  const bool experts = std::any_of(model.layers.begin(), model.layers.end(), [](auto& l) { return l.ffn.is_moe(); });
+  return experts ? std::min<uint32_t>(chunk, kHeadRows) : chunk;
+}
+
+uint64_t Scratch::chunk_bytes(const ModelSpec& model, uint32_t rows, uint32_t threads) {
   Workspace unused;
-  return lay_out(model, chunk, threads, nullptr, &unused);
+  return lay_out(model, rows, threads, nullptr, &unused);
+}
+
+uint64_t Scratch::bytes(const ModelSpec& model, uint32_t rows, uint32_t threads) {
+  return logits_bytes(model, rows) + chunk_bytes(model, rows, threads);
 }
 
 Result<Scratch> Scratch::allocate(const ModelSpec& model, uint32_t chunk, uint32_t threads) {
   Scratch scratch;
-  SMOE_ASSIGN(scratch.memory_, AlignedBuffer::allocate(bytes(model, chunk, threads)));
-  lay_out(model, chunk, threads, scratch.memory_.data(), &scratch.workspace_);
+  scratch.own_rows_ = own_rows(model, chunk);
+  SMOE_ASSIGN(scratch.memory_, AlignedBuffer::allocate(bytes(model, scratch.own_rows_, threads)));
+  scratch.workspace_.logits = scratch.memory_.as<float>();
+  scratch.use_own(model, threads);
   return scratch;
+}
+
+void Scratch::use(const ModelSpec& model, uint32_t rows, uint32_t threads, uint8_t* memory) {
+  lay_out(model, rows, threads, memory, &workspace_);
+}
+
+void Scratch::use_own(const ModelSpec& model, uint32_t threads) {
+  lay_out(model, own_rows_, threads, memory_.data() + logits_bytes(model, own_rows_), &workspace_);
 }
 
 }  // namespace smoe

@@ -134,8 +134,8 @@ Speed predict_speed(const ModelSpec& model, const Plan& plan, const Rates& rates
   s.decode_tok_s = 1 / (streamed * decode_seconds(model, s.hit_rate, rates));
   s.decode_low_tok_s = s.decode_tok_s * (1 - kBand);
   s.decode_high_tok_s = s.decode_tok_s * (1 + kBand);
-  const double resident =
-      plan.total_records == 0 ? 1 : std::min(1.0, static_cast<double>(plan.slots) / plan.total_records);
+  const double held = plan.cache_slots - plan.chunk_slots;
+  const double resident = plan.total_records == 0 ? 1 : std::min(1.0, held / plan.total_records);
   double seconds = trunk_bytes(model, true).time(rates.decode_bytes_s);  // the head runs once
   for (uint32_t done = 0; done < kPromptTokens; done += plan.chunk) {
     seconds += chunk_seconds(model, resident, std::min(plan.chunk, kPromptTokens - done), rates);

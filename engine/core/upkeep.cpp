@@ -57,7 +57,7 @@ uint32_t slots_that_fit(const Room& room) {
 }
 
 Upkeep::Upkeep(ExpertCache& cache, const Plan& plan, Config config, Log log)
-    : cache_(cache), plan_(plan), config_(std::move(config)), log_(std::move(log)), told_slots_(plan.slots) {
+    : cache_(cache), plan_(plan), config_(std::move(config)), log_(std::move(log)), told_slots_(plan.cache_slots) {
   read_history();
   fit_memory();
 }
@@ -108,23 +108,23 @@ void Upkeep::fit_memory() {
   room.free_bytes = free.bytes;
   room.touched = cache_.touched_slots();
   const uint64_t slots_now = room.touched * plan_.record_bytes;
-  const uint64_t beside = less(plan_.budget_bytes, plan_.slots * plan_.record_bytes);
+  const uint64_t beside = less(plan_.budget_bytes, plan_.cache_slots * plan_.record_bytes);
   const uint64_t resident = resident_bytes(config_.memory_root);
   room.others_bytes = less(beside, less(resident, slots_now));
   // A group of its own the engine may fill to the limit; with others in it something is left for them.
   room.spare_bytes = free.group_limit_bytes == 0
                          ? plan_.physical_ram_bytes / 64
                          : std::min(free.group_limit_bytes / 32, less(free.group_used_bytes, resident) / 8);
-  room.least = static_cast<uint32_t>(plan_.min_expert_cache_bytes / plan_.record_bytes);
-  room.planned = plan_.slots;
-  const uint32_t slots = slots_that_fit(room), open = cache_.residency().slots();
+  room.least = static_cast<uint32_t>(plan_.min_expert_cache_bytes / plan_.record_bytes) + plan_.chunk_slots;
+  room.planned = plan_.cache_slots;
+  const uint32_t slots = slots_that_fit(room), open = cache_.open_slots();
   if (slots == open) return;
-  if (slots > open && slots < plan_.slots && slots - open < open / 16 + 2) return;  // not for every free page
+  if (slots > open && slots < plan_.cache_slots && slots - open < open / 16 + 2) return;  // not for every free page
   cache_.resize(slots);
   next_ = 0;  // what has lost its slot is warmed again when there is room
-  if (slots == plan_.slots || less(told_slots_, slots) + less(slots, told_slots_) > plan_.slots / 20) {
+  if (slots == plan_.cache_slots || less(told_slots_, slots) + less(slots, told_slots_) > plan_.cache_slots / 20) {
     told_slots_ = slots;
-    log_("notice: the expert cache has " + std::to_string(slots) + " of its " + std::to_string(plan_.slots) +
+    log_("notice: the expert cache has " + std::to_string(slots) + " of its " + std::to_string(plan_.cache_slots) +
          " slots now: " + show_bytes(free.bytes) + " of memory are free");
   }
 }

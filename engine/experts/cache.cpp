@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -44,8 +46,9 @@ class SlotCache : public ExpertCache {
   SlotCache(Config config, std::unique_ptr<Reader> reader, ExpertTable table, std::unique_ptr<Policy> policy)
       : config_(std::move(config)),
         reader_(std::move(reader)),
-        residency_(std::move(table), std::max(1u, config_.slots), std::move(policy)),
-        slots_(config_.slots) {
+        residency_(std::move(table), std::max(1u, room_for(config_.slots)), std::move(policy)),
+        slots_(config_.slots),
+        open_slots_(config_.slots) {
     residency_.log_to(config_.log);
     slot_of_.assign(residency_.table().records(), kNone);
     asked_in_.assign(residency_.table().records(), 0);
@@ -74,6 +77,9 @@ class SlotCache : public ExpertCache {
   void prefetch(uint32_t moe_layer, const uint32_t* experts, size_t count, uint32_t most) override;
   uint32_t settle(bool wait) override;
   void resize(uint32_t slots) override;
+  uint8_t* lend(uint32_t slots) override;
+  uint32_t lent() const override { return lent_; }
+  uint32_t open_slots() const override { return open_slots_; }
   void seed(const std::vector<float>& counts) override { residency_.seed(counts); }
   const Residency& residency() const override { return residency_; }
   uint32_t touched_slots() const override { return touched_slots_; }
@@ -87,6 +93,7 @@ class SlotCache : public ExpertCache {
     bool pinned = false;     // ready to be handed out, or handed out and not released
     bool loading = false;    // a read into it is in flight
     bool goes = false;       // its record is not resident any more
+    bool closed = false;     // it has no memory
     uint32_t index = kNone;  // in wanted_, of the open fetch that waits for it
   };
 
@@ -108,6 +115,12 @@ class SlotCache : public ExpertCache {
   void drain();
   void make_ready(uint32_t slot);
   void free_if_idle(uint32_t slot);
+  uint32_t room_for(uint32_t slots) const {
+    return config_.residents == 0 ? slots : std::min(slots, config_.residents);
+  }
+  void fit_residents(uint32_t slots);
+  void close_slots(uint32_t count);
+  void vacate(uint32_t slot);
   Status explain(uint32_t record, const Status& cause) const;
   uint8_t* memory(uint32_t slot) const { return config_.memory + slot * config_.slot_bytes; }
 
@@ -117,9 +130,11 @@ class SlotCache : public ExpertCache {
   std::vector<uint32_t> slot_of_;   // [record], kNone = in no slot, or only passing through one
   std::vector<uint64_t> asked_in_;  // [record], the last fetch that asked for it
   std::vector<Slot> slots_;
-  std::vector<uint32_t> free_, closed_;  // slots
-  std::vector<uint32_t> evicted_;        // scratch of resize()
-  std::vector<bool> touched_;            // [slot], read into since it was opened
+  std::vector<uint32_t> free_;     // slots
+  uint32_t open_slots_;            // neither free nor in use are the closed ones
+  uint32_t lent_ = 0;              // the last so many slots
+  std::vector<uint32_t> evicted_;  // scratch of resize()
+  std::vector<bool> touched_;      // [slot], read into since it was opened
   uint32_t touched_slots_ = 0;
   uint32_t in_flight_ = 0;  // all reads
   CacheStats stats_;
@@ -417,25 +432,70 @@ uint32_t SlotCache::settle(bool wait) {
 }
 
 void SlotCache::resize(uint32_t slots) {
-  if (open_ || slots == 0 || slots > config_.slots) return;
+  if (open_ || slots <= lent_ || slots > config_.slots) return;
+  fit_residents(slots - lent_);
+  if (slots < open_slots_) close_slots(open_slots_ - slots);
+  for (uint32_t slot = config_.slots - lent_; slot-- > 0 && open_slots_ < slots;) {
+    if (!slots_[slot].closed) continue;
+    slots_[slot].closed = false;
+    free_.push_back(slot);
+    ++open_slots_;
+  }
+}
+
+// At most so many records are resident from now on, each of them in a slot and all other slots free.
+void SlotCache::fit_residents(uint32_t slots) {
   while (in_flight_ > 0) complete(reader_->wait());
   evicted_.clear();
-  residency_.resize(slots, &evicted_);
+  residency_.resize(room_for(slots), &evicted_);
   stats_.evictions += evicted_.size();
   for (uint32_t record : evicted_) send_away(record);
-  while (config_.slots - closed_.size() > slots) {
+}
+
+// Of the free slots those with the lowest numbers, because the last ones are to be lent.
+void SlotCache::close_slots(uint32_t count) {
+  std::sort(free_.begin(), free_.end(), std::greater<>());
+  for (; count > 0 && !free_.empty(); --count, --open_slots_) {
     const uint32_t slot = free_.back();
     free_.pop_back();
-    closed_.push_back(slot);
+    slots_[slot].closed = true;
     if (touched_[slot]) --touched_slots_;
     touched_[slot] = false;
     reader_->forget(memory(slot), config_.slot_bytes);
     if (config_.discard) config_.discard(slot * config_.slot_bytes, config_.slot_bytes);
   }
-  while (config_.slots - closed_.size() < slots) {
-    free_.push_back(closed_.back());
-    closed_.pop_back();
+}
+
+uint8_t* SlotCache::lend(uint32_t slots) {
+  if (open_ || slots >= open_slots_) return nullptr;
+  const uint32_t begin = config_.slots - slots, begin_before = config_.slots - lent_;
+  fit_residents(open_slots_ - slots);
+  for (uint32_t slot = begin_before; slot < begin; ++slot) free_.push_back(slot);  // taken back
+  std::erase_if(free_, [&](uint32_t slot) { return slot >= begin; });
+  uint32_t closed = 0;  // whose memory the borrower will use all the same
+  for (uint32_t slot = begin; slot < begin_before; ++slot) {
+    closed += std::exchange(slots_[slot].closed, false);
+    vacate(slot);
+    if (!touched_[slot]) ++touched_slots_;
+    touched_[slot] = true;
   }
+  lent_ = slots;
+  open_slots_ += closed;
+  close_slots(closed);
+  return memory(begin);
+}
+
+// Moves what lies in the slot into a free one.
+void SlotCache::vacate(uint32_t slot) {
+  const uint32_t record = slots_[slot].record;
+  if (record == kNone) return;
+  const uint32_t to = free_.back();
+  free_.pop_back();
+  std::memcpy(memory(to), memory(slot), place_of(record).length);
+  slots_[to] = std::exchange(slots_[slot], {});
+  slot_of_[record] = to;
+  if (!touched_[to]) ++touched_slots_;
+  touched_[to] = true;
 }
 
 Status check_config(const ExpertCache::Config& config) {

@@ -56,6 +56,7 @@ class ExpertCache {
     std::vector<std::vector<ExpertRecord>> records;
     uint8_t* memory = nullptr;
     uint32_t slots = 0;
+    uint32_t residents = 0;  // records held at most, 0 = as many as slots; the rest is there to be lent
     uint64_t slot_bytes = 0;
     bool verify_reads = false;
     uint32_t depth = 8;  // reads in flight at most
@@ -94,9 +95,14 @@ class ExpertCache {
   virtual void prefetch(uint32_t moe_layer, const uint32_t* experts, size_t count, uint32_t most) = 0;
   // Takes in loads that have arrived, with `wait` at least one if any are in flight. How many still are.
   virtual uint32_t settle(bool wait) = 0;
-  // Between fetches: another number of slots, from 1 to Config::slots. What no longer fits is evicted, and the memory
-  // of closed slots is given back.
+  // Between fetches: another number of slots, from 1 to Config::slots, those that are lent among them. What no longer
+  // fits is evicted, and the memory of closed slots is given back.
   virtual void resize(uint32_t slots) = 0;
+  // Between fetches: the memory of the last `slots` slots, fewer than are open, for the caller to write to until it
+  // lends another number; 0 takes all back. What lay there moves, or is evicted where there is no room for it.
+  virtual uint8_t* lend(uint32_t slots) = 0;
+  virtual uint32_t lent() const = 0;
+  virtual uint32_t open_slots() const = 0;  // those that are lent among them
   // Between fetches: decayed counts of an earlier process, one for each record, before the first fetch.
   virtual void seed(const std::vector<float>& counts) = 0;
 

@@ -451,3 +451,48 @@ TEST(cache_checks_records_of_a_file_that_changed) {
   bench.bytes[6 * kRecord + 77] ^= 1;
   CHECK(bench.fetch(0, {6, 0}));
 }
+
+// Lent slots are the last ones; what lay there moves while there is room, and all is as before when they come back.
+TEST(cache_lends_the_memory_of_slots) {
+  Bench bench(2, 16, 12);
+  CHECK(bench.fetch(0, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  uint8_t* memory = bench.cache->lend(5);
+  CHECK_EQ(memory, bench.memory.data() + 7 * kRecord);
+  CHECK_EQ(bench.cache->lent(), 5u);
+  CHECK_EQ(bench.cache->open_slots(), 12u);
+  CHECK_EQ(bench.cache->residency().held(), 7u);
+  std::memset(memory, 0xee, 5 * kRecord);
+  const uint64_t misses = bench.cache->stats().misses;
+  CHECK(bench.fetch(0, {11, 10, 9, 8, 7, 6, 5}));  // the last used, wherever they lay
+  CHECK_EQ(bench.cache->stats().misses, misses);
+  CHECK(bench.fetch(1, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));  // more than there are slots now
+  for (size_t i = 0; i < 5 * kRecord; ++i) REQUIRE(memory[i] == 0xee);
+  CHECK_EQ(bench.cache->lend(3), bench.memory.data() + 9 * kRecord);  // two come back
+  CHECK(bench.fetch(1, {0, 1, 2, 3, 4, 5, 6, 7, 8}));
+  CHECK(bench.cache->lend(12) == nullptr);  // none would be left
+  bench.cache->lend(0);
+  CHECK_EQ(bench.cache->lent(), 0u);
+  CHECK(bench.fetch(0, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  CHECK_EQ(bench.cache->residency().held(), 12u);
+}
+
+// What is lent counts as open, whatever was closed before, and memory that was given back is not taken twice.
+TEST(cache_lends_and_resizes) {
+  std::mt19937 random(3);
+  Bench bench(2, 16, 14);
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t open = 2 + random() % 13;
+    bench.cache->resize(open);
+    if (open > bench.cache->lent()) CHECK_EQ(bench.cache->open_slots(), open);
+    const uint32_t lent = random() % bench.cache->open_slots(), slots = bench.cache->open_slots() - lent;
+    uint8_t* memory = bench.cache->lend(lent);
+    REQUIRE(lent == 0 || memory == bench.memory.data() + (14 - lent) * kRecord);
+    for (uint32_t slot = 0; slot < lent; ++slot) memory[slot * kRecord] = 0xee;
+    CHECK_EQ(bench.cache->residency().slots(), slots);
+    CHECK(bench.fetch(random() % 2, draw(random, 16, 1 + random() % 10)));
+    CHECK(bench.cache->residency().held() <= slots);
+    CHECK(bench.cache->touched_slots() <= bench.cache->open_slots());
+    for (uint32_t slot = 0; slot < lent; ++slot) REQUIRE(memory[slot * kRecord] == 0xee);
+    if (random() % 2) bench.cache->lend(0);
+  }
+}

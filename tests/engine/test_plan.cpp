@@ -271,7 +271,6 @@ TEST(plan_options_change_the_parts) {
 
 TEST(plan_chunk_shrinks_where_memory_is_short) {
   const Plan base = std::move(plan_small(64 * kGiB)).value();
-  const ModelSpec model = small_model();
   PlanOptions options;
   options.budget_bytes = base.floor_bytes - base.scratch_bytes / 4;
   Result<Plan> made = plan_small(64 * kGiB, options);
@@ -285,17 +284,43 @@ TEST(plan_chunk_shrinks_where_memory_is_short) {
   // What the refusal names is enough, and one byte less is not.
   const std::string& hint = made.status().hint();
   options.budget_bytes = std::stoull(hint.substr(hint.find("--budget ") + 9));
-  CHECK_EQ(plan_small(64 * kGiB, options)->slots, 8u);
+  const Plan least = std::move(plan_small(64 * kGiB, options)).value();
+  CHECK_EQ(least.cache_slots, 8 + least.chunk_slots);
+  CHECK_EQ(least.slots, least.cache_slots);
   options.budget_bytes -= 1;
   CHECK(!plan_small(64 * kGiB, options).is_ok());
   options = {};
   options.chunk = 77;
   CHECK_EQ(plan_small(64 * kGiB, options)->chunk, 77u);
-  // The scratch of 512 tokens may take an eighth of the usable memory at most.
-  const uint64_t scratch = engine_scratch_bytes(model, PlanOptions(), 512);
+  // The scratch of 512 tokens may take a quarter of the usable memory at most.
   options = {};
   options.ring_slots = 8;
-  CHECK_EQ(plan_small(std::max(scratch * 8 + 8, base.floor_bytes * 2), options)->chunk, 512u);
+  CHECK_EQ(plan_small(std::max(base.scratch_bytes * 4 + 8, base.floor_bytes * 2), options)->chunk, 512u);
+}
+
+// The buffers of a chunk lie in slots that hold experts when no prompt is computed: a budget has them once, and a ring
+// is never exceeded.
+TEST(plan_lends_slots_to_the_chunk) {
+  PlanOptions options;
+  const Plan base = std::move(plan_small(64 * kGiB)).value();
+  const uint64_t record = base.record_bytes;
+  CHECK_EQ(base.chunk_slots, (engine_chunk_bytes(small_model(), options, 512) + record - 1) / record);
+  CHECK_EQ(base.scratch_bytes, engine_scratch_bytes(small_model(), options, 512) + base.chunk_slots * record);
+  CHECK(base.chunk_slots > 2);
+  CHECK_EQ(base.slots, 80u);
+  CHECK_EQ(base.cache_slots, 80 + base.chunk_slots);  // nothing is evicted for a prompt
+  options.budget_bytes = base.floor_bytes + 20 * (record + page_table_bytes(record));
+  const Plan short_of = std::move(plan_small(64 * kGiB, options)).value();
+  CHECK_EQ(short_of.slots, 8 + 20 + short_of.chunk_slots);
+  CHECK_EQ(short_of.cache_slots, short_of.slots);
+  options.budget_bytes = base.all_resident_bytes - (record + page_table_bytes(record));
+  CHECK_EQ(plan_small(64 * kGiB, options)->slots, 80u);  // all experts, unless a prompt is computed
+  CHECK_EQ(plan_small(64 * kGiB, options)->cache_slots, 79 + base.chunk_slots);
+  options = {};
+  options.ring_slots = 20;
+  const Plan ring = std::move(plan_small(64 * kGiB, options)).value();
+  CHECK_EQ(ring.slots, 20u);
+  CHECK_EQ(ring.cache_slots, 20 + ring.chunk_slots);
 }
 
 TEST(plan_leaves_what_others_have_reserved) {

@@ -34,7 +34,7 @@ void write_machine(const FakeTree& tree, uint64_t available, uint64_t limit = 0,
 Plan plan_of(uint32_t slots) {
   Plan plan;
   plan.record_bytes = kRecord;
-  plan.slots = slots;
+  plan.slots = plan.cache_slots = slots;
   plan.min_expert_cache_bytes = 4 * kRecord;
   plan.budget_bytes = slots * kRecord;
   plan.physical_ram_bytes = 64 * kRecord;  // one record's worth is to stay free

@@ -54,6 +54,9 @@ struct Plan {
   uint64_t physical_ram_bytes = 0, usable_ram_bytes = 0, reserved_bytes = 0, ceiling_bytes = 0;
   uint64_t budget_bytes = 0, expert_cache_bytes = 0;
   uint32_t slots = 0, total_records = 0, ctx = 0, chunk = 0;
+  // The expert cache's memory in slots, of which `chunk_slots` are lent to the buffers of a chunk while a prompt is
+  // computed, and hold experts at all other times (`slots` counts them). They are part of scratch_bytes.
+  uint32_t cache_slots = 0, chunk_slots = 0;
   std::string limited_by;  // what sets usable_ram_bytes
   std::string budget_reason;
   std::vector<std::string> warnings;
