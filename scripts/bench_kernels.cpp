@@ -1,4 +1,4 @@
-// Speed of the matrix kernels on one thread: bench_kernels [isa] [rows] [cols] [MiB of weights]
+// Speed of the matrix kernels on one thread: bench_kernels [isa] [rows] [cols] [MiB of weights] [encodings]
 // tokens = 1 reads weights that do not fit a cache (decode: GB/s of weight bytes); tokens = 32 uses one matrix that
 // does (prefill: useful 10^9 operations a second, two for each weight and token).
 #include <algorithm>
@@ -87,8 +87,8 @@ int main(int argc, char** argv) {
   const uint64_t mib = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 256;
   std::printf("isa %s, rows %llu, cols %llu, one thread\n", k.name, static_cast<unsigned long long>(rows),
               static_cast<unsigned long long>(cols));
-  for (const Encoding e :
-       {Encoding::q8_0, Encoding::q4_0, Encoding::q4_k, Encoding::q6_k, Encoding::f32, Encoding::f16, Encoding::bf16}) {
+  for (const Encoding e : all_encodings()) {
+    if (argc > 5 && std::string(argv[5]).find(encoding_info(e).name) == std::string::npos) continue;
     const uint64_t bytes = rows * row_bytes(e, cols);
     const size_t copies = std::max<size_t>(1, (mib << 20) / bytes);
     const auto weights = make_weights(e, rows, cols, copies);
@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
     const double cached = best_pass(k, e, single, 1, rows, cols, 1);
     const double many = best_pass(k, e, single, 1, rows, cols, 32);
     const double ops = 2.0 * static_cast<double>(rows * cols);
-    std::printf("%-5s tokens 1: %6.1f GB/s from memory, %6.1f GB/s from cache, %6.0f GOP/s; tokens 32: %6.0f GOP/s\n",
+    std::printf("%-7s tokens 1: %6.1f GB/s from memory, %6.1f GB/s from cache, %6.0f GOP/s; tokens 32: %6.0f GOP/s\n",
                 encoding_info(e).name, static_cast<double>(bytes) / one / 1e9,
                 static_cast<double>(bytes) / cached / 1e9, ops / cached / 1e9, 32 * ops / many / 1e9);
   }

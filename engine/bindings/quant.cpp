@@ -4,6 +4,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,20 +18,18 @@ namespace {
 
 using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-constexpr Encoding kAll[] = {Encoding::f32,  Encoding::f16,  Encoding::bf16, Encoding::q8_0,
-                             Encoding::q4_0, Encoding::q4_k, Encoding::q6_k};
-
 std::vector<std::string> names() {
   std::vector<std::string> out;
-  for (const Encoding e : kAll) out.emplace_back(encoding_info(e).name);
+  for (const Encoding e : all_encodings()) out.emplace_back(encoding_info(e).name);
   return out;
 }
 
 Encoding find_encoding(const std::string& name) {
   std::string known;
-  for (const Encoding e : kAll) {
+  for (const Encoding e : all_encodings()) {
     if (name == encoding_info(e).name) return e;
-    known += (known.empty() ? "" : " ") + std::string(encoding_info(e).name);
+    if (!known.empty()) known += ' ';
+    known += encoding_info(e).name;
   }
   raise(Status(Code::usage, "unknown encoding '" + name + "'", "one of: " + known));
 }
@@ -88,14 +88,28 @@ py::bytes fill_bytes(uint64_t size, F&& f) {
   return out;
 }
 
-py::bytes encode(const std::string& name, const FloatArray& array) {
+// Null or [cols], finite and not negative.
+const float* checked_importance(const std::optional<FloatArray>& importance, uint64_t cols) {
+  if (!importance) return nullptr;
+  if (importance->ndim() != 1 || static_cast<uint64_t>(importance->shape(0)) != cols) {
+    raise(Status(Code::usage, "importance takes one weight for each of the " + std::to_string(cols) + " columns"));
+  }
+  for (uint64_t k = 0; k < cols; ++k) {
+    const float w = importance->data()[k];
+    if (!(w >= 0) || !std::isfinite(w)) raise(Status(Code::usage, "importance weights are finite and not negative"));
+  }
+  return importance->data();
+}
+
+py::bytes encode(const std::string& name, const FloatArray& array, const std::optional<FloatArray>& importance) {
   const Encoding e = find_encoding(name);
   if (array.ndim() != 2) raise(Status(Code::usage, "encode takes a two-dimensional array [rows, cols]"));
   const auto rows = static_cast<uint64_t>(array.shape(0)), cols = static_cast<uint64_t>(array.shape(1));
   const uint64_t size = checked_size(e, Layout::rows, rows, cols);
   Status status;
   const float* src = array.data();
-  py::bytes out = fill_bytes(size, [&](uint8_t* dst) { status = encode_rows(e, src, rows, cols, dst); });
+  const float* weights = checked_importance(importance, cols);
+  py::bytes out = fill_bytes(size, [&](uint8_t* dst) { status = encode_rows(e, src, rows, cols, dst, weights); });
   check(status);
   return out;
 }
@@ -126,7 +140,7 @@ py::bytes repack(const std::string& name, const py::buffer& data, uint64_t rows,
 
 void bind_quant(py::module_& m) {
   m.def("encodings", &names, "Names of the encodings a weight can be stored in.");
-  m.def("encode", &encode, py::arg("name"), py::arg("array"),
+  m.def("encode", &encode, py::arg("name"), py::arg("array"), py::arg("importance") = py::none(),
         "float32 [rows, cols] -> bytes in rows layout. A non-finite value is a CoreError naming its flat index.");
   m.def("decode", &decode, py::arg("name"), py::arg("data"), py::arg("rows"), py::arg("cols"),
         py::arg("layout") = "rows", "Stored bytes -> float32 [rows, cols].");

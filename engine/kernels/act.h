@@ -18,9 +18,9 @@ namespace smoe {
 struct Act32 {
   int8_t q[32];
   float d;
-  int32_t start128;  // -128 * sum, for Q8_0
+  int32_t start128;  // -128 * sum, for Q8_0 and IQ4_NL
   int32_t start8;    // -8 * sum, for Q4_0
-  int32_t zero;
+  int32_t start16;   // -16 * sum, for Q5_0 and MXFP4
 };
 static_assert(sizeof(Act32) == 48);
 

@@ -158,6 +158,11 @@ template <int N>
 inline I shift_left(I x) {
   return each<I>([&](int i) { return vshlq_n_s32(x.v[i], N); });
 }
+// Of each byte of indices below 16 the byte of the table.
+inline I look_up(const uint8_t* table, I index) {
+  const uint8x16_t bytes = vld1q_u8(table);
+  return each<I>([&](int i) { return vreinterpretq_s32_u8(vqtbl1q_u8(bytes, vreinterpretq_u8_s32(index.v[i]))); });
+}
 inline int32_t sum(I x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[2]), vaddq_s32(x.v[1], x.v[3]))); }
 inline int32_t largest(I x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[2]), vmaxq_s32(x.v[1], x.v[3]))); }
 inline void store_i8(int8_t* p, I x) {

@@ -298,6 +298,67 @@ struct Q6_K {
   }
 };
 
+// ---- the words of strip_tiles.h: a part is 16-bit sums of pairs ----
+
+constexpr int level_bias(int most) { return most > 63 ? 128 : 0; }
+constexpr int room(int most) { return most > 63 ? 1 : 32767 / (2 * most * 127) >= 8 ? 8 : most > 31 ? 2 : 4; }
+constexpr bool kPartsAreWhole = false;
+
+inline __m256i products(__m256i level, __m256i x, bool wide) {
+  if (!wide) return _mm256_maddubs_epi16(level, x);
+  const __m256i q = _mm256_xor_si256(level, _mm256_set1_epi8(static_cast<char>(0x80)));
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
+}
+
+template <int Most, int P, int T>
+inline void add_group(const I (&level)[P], const int8_t* const (&x)[T], I (&part)[P][T]) {
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+    const __m256i a = broadcast4(x[t]);
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      I& sum = part[p][t];
+      sum.a = _mm256_add_epi16(sum.a, products(level[p].a, a, level_bias(Most) != 0));
+      sum.b = _mm256_add_epi16(sum.b, products(level[p].b, a, level_bias(Most) != 0));
+      // Made here and now: left to itself, GCC puts off the additions and every product goes through the stack.
+      asm("" : "+x"(sum.a), "+x"(sum.b));
+    }
+  }
+}
+
+template <int P, int T>
+inline void fold_by(const I (&factor)[P], I (&part)[P][T], I (&total)[P][T]) {
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const I sums = {_mm256_madd_epi16(part[p][t].a, factor[p].a), _mm256_madd_epi16(part[p][t].b, factor[p].b)};
+      total[p][t] = add(total[p][t], sums);
+      part[p][t] = set(int32_t{0});
+    }
+  }
+}
+
+template <int P, int T>
+inline void fold(I (&part)[P][T], const I (&scale)[P], I (&total)[P][T]) {
+  I twice[P];
+  for (int p = 0; p < P; ++p) twice[p] = bit_or(bit_and(scale[p], set(0xffff)), shift_left<16>(scale[p]));
+  fold_by(twice, part, total);
+}
+
+template <int P, int T>
+inline void fold(I (&part)[P][T], I (&total)[P][T]) {
+  I ones[P];
+  for (int p = 0; p < P; ++p) ones[p] = set(0x00010001);
+  fold_by(ones, part, total);
+}
+
+inline I add_products(I acc, I pairs, const int16_t* two) {
+  const __m256i both = broadcast_pair(two);
+  return add(acc, I{_mm256_madd_epi16(pairs.a, both), _mm256_madd_epi16(pairs.b, both)});
+}
+inline I subtract(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+
 constexpr int kTilePanels = 1, kTileTokens = 4;
 
 #include "kernels/panel_tiles.h"

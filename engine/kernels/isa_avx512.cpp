@@ -330,6 +330,39 @@ struct Q6_K {
   }
 };
 
+// ---- the words of strip_tiles.h ----
+
+constexpr int level_bias(int) { return 0; }
+constexpr int room(int) { return 8; }
+constexpr bool kPartsAreWhole = true;
+
+template <int Most, int P, int T>
+inline void add_group(const I (&level)[P], const int8_t* const (&x)[T], I (&part)[P][T]) {
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+    const __m512i a = broadcast4(x[t]);
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) part[p][t].v = _mm512_dpbusd_epi32(part[p][t].v, level[p].v, a);
+  }
+}
+
+template <int P, int T>
+inline void fold(I (&part)[P][T], const I (&scale)[P], I (&total)[P][T]) {
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      total[p][t].v = _mm512_add_epi32(total[p][t].v, _mm512_mullo_epi32(part[p][t].v, scale[p].v));
+      part[p][t].v = _mm512_setzero_si512();
+    }
+  }
+}
+
+inline I add_products(I acc, I pairs, const int16_t* two) {
+  return {_mm512_dpwssd_epi32(acc.v, pairs.v, broadcast_pair(two))};
+}
+inline I subtract(I x, I y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+
 constexpr int kTilePanels = 2, kTileTokens = 4;
 
 #include "kernels/panel_tiles.h"

@@ -42,7 +42,7 @@ void quantize_32(const float* x, size_t cols, Act32* out) {
     const int32_t sum = sum_of(out->q, 32);
     out->start128 = -128 * sum;
     out->start8 = -8 * sum;
-    out->zero = 0;
+    out->start16 = -16 * sum;
   }
 }
 

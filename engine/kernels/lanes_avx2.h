@@ -110,6 +110,11 @@ template <int N>
 inline I shift_left(I x) {
   return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
 }
+// Of each byte of indices below 16 the byte of the table.
+inline I look_up(const uint8_t* table, I index) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(both, index.a), _mm256_shuffle_epi8(both, index.b)};
+}
 inline int32_t sum(I x) {
   const __m256i h8 = _mm256_add_epi32(x.a, x.b);
   const __m128i h4 = _mm_add_epi32(_mm256_castsi256_si128(h8), _mm256_extracti128_si256(h8, 1));

@@ -68,6 +68,11 @@ template <int N>
 inline I shift_left(I a) {
   return {_mm512_slli_epi32(a.v, N)};
 }
+// Of each byte of indices below 16 the byte of the table.
+inline I look_up(const uint8_t* table, I index) {
+  const __m512i four = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm512_shuffle_epi8(four, index.v)};
+}
 inline int32_t sum(I a) { return _mm512_reduce_add_epi32(a.v); }
 inline int32_t largest(I a) { return _mm512_reduce_max_epi32(a.v); }
 inline void store_i8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }

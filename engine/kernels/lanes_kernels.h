@@ -327,7 +327,7 @@ inline void quantize_32(const float* x, size_t cols, Act32* out) {
     out->d = quantize_block(x + k, 32, out->q, sums);
     out->start128 = -128 * (sums[0] + sums[1]);
     out->start8 = -8 * (sums[0] + sums[1]);
-    out->zero = 0;
+    out->start16 = -16 * (sums[0] + sums[1]);
   }
 }
 

@@ -1,6 +1,8 @@
 // matmul_f32: plain matrices, and quantised ones in the float mode. Written once over the sixteen-lane vocabulary, like
 // lanes_kernels.h, which comes first.
 
+#include "kernels/strip_formats.h"
+
 struct FloatCall {
   const float* x;
   size_t x_stride;
@@ -50,8 +52,6 @@ void plain_matmul(const Matrix& w, const FloatCall& call) {
 // ---- panels decoded to floats: the float mode ----
 
 // out[k][lane]: the values of one panel block, the same bits as decode_rows gives.
-inline F scales_at(const uint8_t* p) { return widen_f16(load_16(reinterpret_cast<const uint16_t*>(p))); }
-
 template <int Shift>
 inline F field(I word, int32_t mask) {
   return to_float(bit_and(shift_right<Shift>(word), set(mask)));
@@ -85,30 +85,6 @@ inline void decode_q4_0(const uint8_t* panel, float* out) {
   decode_nibbles(panel + 32, scales_at(panel), set(8.0f), set(0.0f), out);
 }
 
-struct PanelScales {
-  I scale[8], min[8];
-};
-
-// The 6-bit scales and minimums of a Q4_K panel block, see quant/q4_k.cpp.
-inline PanelScales scales_q4_k(const uint8_t* panel) {
-  const I s0 = load_int(panel + 64), s1 = load_int(panel + 128), s2 = load_int(panel + 192);
-  const I top = set(0x03030303), mask = set(63);
-  const I high = bit_or(bit_and(shift_right<6>(s0), top), bit_or(shift_left<2>(bit_and(shift_right<6>(s1), top)),
-                                                                 shift_left<4>(bit_and(shift_right<6>(s2), top))));
-  const auto unpack = [&](I word, I* out) {  // bytes 0 2 1 3
-    out[0] = bit_and(word, mask);
-    out[1] = bit_and(shift_right<16>(word), mask);
-    out[2] = bit_and(shift_right<8>(word), mask);
-    out[3] = bit_and(shift_right<24>(word), mask);
-  };
-  PanelScales s;
-  unpack(s0, s.scale);
-  unpack(s1, s.scale + 4);
-  unpack(s2, s.min);
-  unpack(high, s.min + 4);
-  return s;
-}
-
 inline void decode_q4_k(const uint8_t* panel, float* out) {
   const F d = scales_at(panel), dmin = scales_at(panel + 32);
   const PanelScales s = scales_q4_k(panel);
@@ -138,10 +114,64 @@ inline void decode_q6_k(const uint8_t* panel, float* out) {
   }
 }
 
+template <bool Min>
+inline F sub_min(F value, F min) {
+  if constexpr (Min) return sub(value, min);
+  return value;
+}
+
+// The strip of 32 columns whose step `Step` and those after it are left: scale * (level - offset) - min, the scales
+// those of the sub-block.
+template <class E, int Step = 0>
+inline void decode_strip(const uint8_t* strip, const F* scale, const F* min, size_t sub_cols, float* out) {
+  constexpr size_t kColumn = step_column<E::kBits>(Step);
+  const I word = E::template level<Step>(strip);
+  const F levels[4] = {field<0>(word, 255), field<8>(word, 255), field<16>(word, 255), field<24>(word, 255)};
+  const F offset = set(static_cast<float>(E::kOffset)), s = scale[kColumn / sub_cols], m = min[kColumn / sub_cols];
+  for (size_t i = 0; i < 4; ++i)
+    store(out + (kColumn + i) * kLanes, sub_min<E::kMin>(mul(s, sub(levels[i], offset)), m));
+  if constexpr (Step < 7) decode_strip<E, Step + 1>(strip, scale, min, sub_cols, out);
+}
+
 using DecodePanel = void (*)(const uint8_t* panel, float* out);
+
+struct StripDecoders {  // see visit_strips
+  template <class E>
+  static void one_block(const uint8_t* panel, float* out) {
+    const F scale = E::scale(panel), min = sub(set(0.0f), E::base(panel));
+    decode_strip<E>(panel + E::kStrip, &scale, &min, 32, out);
+  }
+
+  template <class E>
+  static void super_block(const uint8_t* panel, float* out) {
+    const F d = scales_at(panel), dmin = E::kMin ? scales_at(panel + 32) : set(0.0f);
+    SubScales scales;
+    E::scales(panel, &scales);
+    constexpr size_t kEach = 32 / E::kSub;
+    for (size_t s = 0; s < 8; ++s) {
+      F scale[2] = {}, min[2] = {};
+      for (size_t i = 0; i < kEach; ++i) {
+        scale[i] = mul(d, to_float(scales.scale[kEach * s + i]));
+        if constexpr (E::kMin) min[i] = mul(dmin, to_float(scales.min[kEach * s + i]));
+      }
+      decode_strip<E>(panel + E::kStrips + 64 * E::kBits * s, scale, min, E::kSub, out + 32 * kLanes * s);
+    }
+  }
+
+  template <class E>
+  DecodePanel one() const {
+    return one_block<E>;
+  }
+  template <class E>
+  DecodePanel super() const {
+    return super_block<E>;
+  }
+};
 
 inline DecodePanel decode_panel(Encoding e) {
   switch (e) {
+    case Encoding::q8_0:
+      return decode_q8_0;
     case Encoding::q4_0:
       return decode_q4_0;
     case Encoding::q4_k:
@@ -149,7 +179,7 @@ inline DecodePanel decode_panel(Encoding e) {
     case Encoding::q6_k:
       return decode_q6_k;
     default:
-      return decode_q8_0;
+      return visit_strips(e, StripDecoders{});
   }
 }
 

@@ -180,4 +180,47 @@ struct Q6_K {
   }
 };
 
+// ---- the words of strip_tiles.h ----
+
+constexpr int level_bias(int most) { return most > 127 ? 128 : 0; }
+constexpr int room(int) { return 8; }
+constexpr bool kPartsAreWhole = true;
+
+template <int Most, int P, int T>
+inline void add_group(const I (&level)[P], const int8_t* const (&x)[T], I (&part)[P][T]) {
+  const uint8x16_t flip = vdupq_n_u8(level_bias(Most));  // 128 off, as signed bytes
+  int8x16_t a[T];
+  for (int t = 0; t < T; ++t) a[t] = broadcast4(x[t]);
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const int8x16_t rows = vreinterpretq_s8_u8(veorq_u8(vreinterpretq_u8_s32(level[p].v[q]), flip));
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) part[p][t].v[q] = dot4(part[p][t].v[q], rows, a[t]);
+    }
+  }
+}
+
+template <int P, int T>
+inline void fold(I (&part)[P][T], const I (&scale)[P], I (&total)[P][T]) {
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      total[p][t] = mul_add(part[p][t], scale[p], total[p][t]);
+      part[p][t] = set(int32_t{0});
+    }
+  }
+}
+
+inline I add_products(I acc, I pairs, const int16_t* two) {
+  const I first = each<I>([&](int i) { return vshrq_n_s32(vshlq_n_s32(pairs.v[i], 16), 16); });
+  const I second = each<I>([&](int i) { return vshrq_n_s32(pairs.v[i], 16); });
+  return mul_add(second, set(int32_t{two[1]}), mul_add(first, set(int32_t{two[0]}), acc));
+}
+inline I subtract(I x, I y) {
+  return each<I>([&](int i) { return vsubq_s32(x.v[i], y.v[i]); });
+}
+
 constexpr int kTilePanels = 1, kTileTokens = 4;

@@ -62,6 +62,8 @@ void run_matrix(const PanelCall& call, size_t tokens) {
   }
 }
 
+#include "kernels/strip_tiles.h"
+
 void matmul_q8(const Matrix& w, const uint8_t* acts, const uint32_t* act_index, size_t tokens, size_t row0, size_t row1,
                float* y, size_t y_stride) {
   if (w.layout != Layout::panel16) {
@@ -78,6 +80,6 @@ void matmul_q8(const Matrix& w, const uint8_t* acts, const uint32_t* act_index, 
     case Encoding::q6_k:
       return run_matrix<Q6_K>(call, tokens);
     default:
-      return;
+      return visit_strips(w.encoding, StripTiles{call, tokens});
   }
 }

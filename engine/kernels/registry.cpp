@@ -53,16 +53,9 @@ Result<const Kernels*> choose_kernels(const std::string& isa) {
 }
 
 ActFormat act_format(Encoding weights) {
-  switch (weights) {
-    case Encoding::q8_0:
-    case Encoding::q4_0:
-      return ActFormat::q8_32;
-    case Encoding::q4_k:
-    case Encoding::q6_k:
-      return ActFormat::q8_256;
-    default:
-      return ActFormat::none;
-  }
+  const EncodingInfo& info = encoding_info(weights);
+  if (info.plain) return ActFormat::none;
+  return info.block_values == 256 ? ActFormat::q8_256 : ActFormat::q8_32;
 }
 
 size_t act_row_bytes(ActFormat format, size_t cols) {

@@ -17,16 +17,23 @@ struct Levels {
   float d = 0, dmin = 0;
   uint32_t sub = 0;
   bool has_min = false;
-  int16_t scale[16] = {};
-  int16_t min[16] = {};
-  int8_t q[kMaxBlockValues] = {};
+  int16_t scale[16] = {1};
+  int16_t min[16] = {1};
+  int16_t q[kMaxBlockValues];
+};
+
+// What an encoder may know beside the block's values: the importance of its columns (null = none), and the mean square
+// of the whole row.
+struct BlockFit {
+  const float* importance = nullptr;
+  float mean_square = 0;
 };
 
 // One block-quantised encoding. "block" is the ecosystem's own block; "panel block" is sixteen of them, one per row, in
 // 16 * block_bytes bytes, arranged as the file describes.
 struct Codec {
   EncodingInfo info;
-  void (*encode_block)(const float* x, uint8_t* block);
+  void (*encode_block)(const float* x, const BlockFit& fit, uint8_t* block);
   void (*decode_block)(const uint8_t* block, float* x);
   void (*levels)(const uint8_t* block, Levels* out);
   void (*pack_block)(const uint8_t* block, uint32_t lane, uint8_t* panel_block);    // into a zeroed panel block
@@ -35,14 +42,43 @@ struct Codec {
 
 const Codec& codec(Encoding e);  // quantised encodings only
 
-extern const Codec kCodecQ8_0, kCodecQ4_0, kCodecQ4_K, kCodecQ6_K;
+extern const Codec kCodecQ8_0, kCodecQ4_0, kCodecQ4_1, kCodecQ5_0, kCodecQ5_1, kCodecMxfp4, kCodecIq4Nl;
+extern const Codec kCodecQ2_K, kCodecQ3_K, kCodecQ4_K, kCodecQ5_K, kCodecQ6_K, kCodecIq4Xs;
+
+// decode_block of an encoding whose values are those that its levels give.
+template <void (*LevelsOf)(const uint8_t*, Levels*), uint32_t N>
+void decode_from_levels(const uint8_t* block, float* x) {
+  Levels levels;
+  LevelsOf(block, &levels);
+  for (uint32_t first = 0, s = 0; first < N; first += levels.sub, ++s) {
+    const float scale = levels.d * static_cast<float>(levels.scale[s]);
+    const float min = levels.dmin * static_cast<float>(levels.min[s]);
+    for (uint32_t k = first; k < first + levels.sub; ++k) {
+      const float value = scale * static_cast<float>(levels.q[k]);
+      x[k] = levels.has_min ? value - min : value;
+    }
+  }
+}
+
+// Weights of n values where importance weights are given: importance * sqrt(mean_square + x^2).
+void importance_weights(const float* x, const float* importance, float mean_square, uint32_t n, float* w);
 
 // Round half to even for |x| < 2^22 by adding and subtracting 1.5 * 2^23; outside (a quotient by a denormal) the bits
 // that this gives, -2^22 for an infinity and 0 for a NaN, are part of the byte identity with the ecosystem's
 // quantisers.
 int32_t round_even(float x);
 
+// Truncation as the reference's conversion to an 8-bit integer: 0 where x is not finite.
+uint8_t truncate_level(float x, int32_t most);
+
+// The scale of MXFP4: 2^(e - 128), also where that is subnormal.
+float power_of_two(uint8_t e);
+
 uint16_t load_u16(const uint8_t* p);
 void store_u16(uint8_t* p, uint16_t v);
+
+// 32 levels in halves: byte j is q[j] & 15 | (q[j + 16] & 15) << 4.
+void put_nibbles(const uint8_t* level, uint8_t* bytes);
+void get_nibbles(const uint8_t* bytes, uint8_t* level);
 
 }  // namespace smoe

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "quant/codec.h"
+#include "quant/fit.h"
 
 namespace smoe {
 namespace {
@@ -20,7 +21,21 @@ uint32_t level(float x) {
   return static_cast<uint32_t>(std::clamp(static_cast<int32_t>(x + 8.5f), 0, 15));
 }
 
-void encode(const float* x, uint8_t* block) {
+// One of the search's eight lanes is used.
+void encode_weighted(const float* x, const BlockFit& fit, uint8_t* block) {
+  float values[kFitLanes * kValues] = {}, w[kFitLanes * kValues] = {};
+  std::copy(x, x + kValues, values);
+  importance_weights(x, fit.importance, fit.mean_square, kValues, w);
+  SignedFit found;
+  fit_signed({kValues, values, w}, 8, &found);
+  store_u16(block, f32_to_f16(found.scale[0]));
+  uint8_t level[kValues];
+  for (uint32_t k = 0; k < kValues; ++k) level[k] = static_cast<uint8_t>(found.level[k] + 8);
+  put_nibbles(level, block + 2);
+}
+
+void encode(const float* x, const BlockFit& fit, uint8_t* block) {
+  if (fit.importance != nullptr) return encode_weighted(x, fit, block);
   float amax = 0, extreme = 0;  // extreme: the first value of largest magnitude, with its sign; it becomes level 0
   for (uint32_t k = 0; k < kValues; ++k) {
     if (std::fabs(x[k]) > amax) {
@@ -51,7 +66,7 @@ void levels(const uint8_t* block, Levels* out) {
   out->sub = kValues;
   out->has_min = false;
   out->scale[0] = 1;
-  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int8_t>(quant(block, k));
+  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int16_t>(quant(block, k));
 }
 
 uint32_t at(uint32_t lane, uint32_t j) { return 32 + (j / 4) * 64 + lane * 4 + j % 4; }

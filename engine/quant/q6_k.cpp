@@ -40,10 +40,12 @@ void store_levels(const int8_t* level, uint8_t* block) {
   }
 }
 
-void encode(const float* x, uint8_t* block) {
-  Q6KFit fit[2];  // the first and the last eight sub-blocks
-  fit_q6_k(x, &fit[0]);
-  fit_q6_k(x + 128, &fit[1]);
+void encode(const float* x, const BlockFit& known, uint8_t* block) {
+  SignedFit fit[2];  // the first and the last eight sub-blocks
+  float w[kValues];
+  for (uint32_t k = 0; k < kValues; ++k) w[k] = known.importance != nullptr ? known.importance[k] : x[k] * x[k];
+  fit_signed({kSub, x, w}, 32, &fit[0]);
+  fit_signed({kSub, x + 128, w + 128}, 32, &fit[1]);
   float extreme = 0;
   for (uint32_t s = 0; s < kSubs; ++s) {
     const float scale = fit[s / 8].scale[s % 8];
@@ -90,7 +92,7 @@ void levels(const uint8_t* block, Levels* out) {
   out->sub = kSub;
   out->has_min = false;
   for (uint32_t s = 0; s < kSubs; ++s) out->scale[s] = static_cast<int8_t>(block[kScales + s]);
-  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int8_t>(quant(block, k));
+  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int16_t>(quant(block, k));
 }
 
 uint32_t at(uint32_t lane, uint32_t s, uint32_t plane, uint32_t i) { return 288 + (3 * s + plane) * 64 + 4 * lane + i; }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kValues = 32, kBytes = 34;
 
-void encode(const float* x, uint8_t* block) {
+void encode(const float* x, const BlockFit&, uint8_t* block) {
   float amax = 0;
   for (uint32_t k = 0; k < kValues; ++k) amax = std::fmax(amax, std::fabs(x[k]));
   const float d = amax / 127.0f;

@@ -77,16 +77,19 @@ bool scales_are_finite(const Codec& c, const uint8_t* block) {
 }  // namespace
 
 const Codec& codec(Encoding e) {
-  switch (e) {
-    case Encoding::q4_0:
-      return kCodecQ4_0;
-    case Encoding::q4_k:
-      return kCodecQ4_K;
-    case Encoding::q6_k:
-      return kCodecQ6_K;
-    default:
-      return kCodecQ8_0;
-  }
+  static constexpr const Codec* kCodecs[] = {&kCodecQ8_0, &kCodecQ4_0, &kCodecQ4_K,  &kCodecQ6_K,  &kCodecQ4_1,
+                                             &kCodecQ5_0, &kCodecQ5_1, &kCodecMxfp4, &kCodecIq4Nl, &kCodecQ2_K,
+                                             &kCodecQ3_K, &kCodecQ5_K, &kCodecIq4Xs};
+  return *kCodecs[static_cast<size_t>(e) - std::size(kPlain)];
+}
+
+const std::vector<Encoding>& all_encodings() {
+  static const std::vector<Encoding> all = [] {
+    std::vector<Encoding> found;
+    for (size_t i = 0; i <= static_cast<size_t>(Encoding::iq4_xs); ++i) found.push_back(static_cast<Encoding>(i));
+    return found;
+  }();
+  return all;
 }
 
 const EncodingInfo& encoding_info(Encoding e) {
@@ -104,20 +107,41 @@ uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols) {
   return rows * row_bytes(e, cols);
 }
 
-Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst) {
-  if (encoding_info(e).plain) return encode_plain(e, src, rows * cols, dst);
+namespace {
+
+// One row of blocks; `index` is that of its first value in the whole matrix.
+Status encode_row(Encoding e, const float* src, uint64_t cols, uint64_t index, const float* importance, uint8_t* dst) {
   const Codec& c = codec(e);
   const uint64_t values = c.info.block_values;
-  if (cols % values != 0) {
-    return Status(Code::usage, std::string("rows of ") + std::to_string(cols) + " values do not divide into " +
-                                   c.info.name + " blocks of " + std::to_string(values));
+  BlockFit fit;
+  if (importance != nullptr) {
+    float sum = 0;
+    for (uint64_t k = 0; k < cols; ++k) sum += src[k] * src[k];
+    fit.mean_square = sum / static_cast<float>(cols);
   }
-  for (uint64_t i = 0; i < rows * cols; i += values, dst += c.info.block_bytes) {
-    SMOE_TRY(check_finite(e, src + i, values, i));
-    const float largest = std::fabs(src[i + index_of_largest(src + i, values)]);
-    if (largest > kLargestBlock) return refuse_overflow(e, src + i, values, i);
-    c.encode_block(src + i, dst);
-    if (largest > kLargestHalf && !scales_are_finite(c, dst)) return refuse_overflow(e, src + i, values, i);
+  for (uint64_t k = 0; k < cols; k += values, dst += c.info.block_bytes) {
+    SMOE_TRY(check_finite(e, src + k, values, index + k));
+    const float largest = std::fabs(src[k + index_of_largest(src + k, values)]);
+    if (largest > kLargestBlock) return refuse_overflow(e, src + k, values, index + k);
+    if (importance != nullptr) fit.importance = importance + k;
+    c.encode_block(src + k, fit, dst);
+    if (largest > kLargestHalf && !scales_are_finite(c, dst)) return refuse_overflow(e, src + k, values, index + k);
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst, const float* importance) {
+  if (encoding_info(e).plain) return encode_plain(e, src, rows * cols, dst);
+  const EncodingInfo& info = encoding_info(e);
+  if (cols % info.block_values != 0) {
+    return Status(Code::usage, std::string("rows of ") + std::to_string(cols) + " values do not divide into " +
+                                   info.name + " blocks of " + std::to_string(info.block_values));
+  }
+  const uint64_t bytes = row_bytes(e, cols);
+  for (uint64_t r = 0; r < rows; ++r) {
+    SMOE_TRY(encode_row(e, src + r * cols, cols, r * cols, importance, dst + r * bytes));
   }
   return Status::ok();
 }
@@ -178,7 +202,19 @@ void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows,
 
 Encoding fallback_encoding(Encoding wanted, uint64_t cols) {
   if (cols % encoding_info(wanted).block_values == 0) return wanted;
-  return cols % 32 == 0 ? Encoding::q8_0 : Encoding::f16;
+  if (cols % 32 != 0) return Encoding::f16;
+  switch (wanted) {
+    case Encoding::q4_k:
+      return Encoding::q5_0;
+    case Encoding::q5_k:
+      return Encoding::q5_1;
+    case Encoding::q2_k:
+    case Encoding::q3_k:
+    case Encoding::iq4_xs:
+      return Encoding::iq4_nl;
+    default:
+      return Encoding::q8_0;
+  }
 }
 
 }  // namespace smoe

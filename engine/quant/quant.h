@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "smoe/model.h"
 #include "smoe/status.h"
@@ -20,6 +21,7 @@ struct EncodingInfo {
   bool plain;  // f32 f16 bf16: no panels
 };
 const EncodingInfo& encoding_info(Encoding e);
+const std::vector<Encoding>& all_encodings();  // in the order of the enumeration
 
 inline constexpr uint32_t kPanelRows = 16;
 
@@ -29,8 +31,10 @@ uint64_t row_bytes(Encoding e, uint64_t cols);
 uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols);
 
 // float32 [rows, cols] -> `rows` layout. A non-finite value, or a finite one whose 16-bit float or block scale would
-// not be finite, is Code::failed with its flat index in the message.
-Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst);
+// not be finite, is Code::failed with its flat index in the message. importance: null, or how much an error in each
+// column matters, [cols], finite and not negative; the searches of Q4_0, Q4_1, Q5, IQ4 and the K encodings use it.
+Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst,
+                   const float* importance = nullptr);
 // `rows` layout -> float32; count is a multiple of block_values.
 void decode_rows(Encoding e, const uint8_t* src, uint64_t count, float* dst);
 
@@ -42,7 +46,9 @@ void unpack_panels(Encoding e, const uint8_t* src, uint64_t rows, uint64_t cols,
 void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows, uint64_t cols, uint64_t row,
                 float* dst);
 
-// Where a row length does not divide: Q4_K -> Q8_0 (until Q5_0 exists), Q6_K -> Q8_0, not divisible by 32 -> f16.
+// Where a row length does not divide, as llama.cpp chooses: Q4_K -> Q5_0, Q5_K -> Q5_1, Q2_K Q3_K IQ4_XS -> IQ4_NL,
+// others
+// -> Q8_0; not divisible by 32 -> f16.
 Encoding fallback_encoding(Encoding wanted, uint64_t cols);
 
 float f16_to_f32(uint16_t h);

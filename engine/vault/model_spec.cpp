@@ -8,14 +8,6 @@
 namespace smoe {
 namespace {
 
-constexpr struct {
-  Encoding encoding;
-  const char* name;
-} kNames[] = {
-    {Encoding::f32, "f32"},   {Encoding::f16, "f16"},   {Encoding::bf16, "bf16"}, {Encoding::q8_0, "q8_0"},
-    {Encoding::q4_0, "q4_0"}, {Encoding::q4_k, "q4_k"}, {Encoding::q6_k, "q6_k"},
-};
-
 // A matrix and the bias that its family may have.
 void add_linear(const std::string& name, uint64_t rows, uint64_t cols, std::vector<TrunkTensor>* out) {
   out->push_back({name + ".weight", {rows, cols}});
@@ -161,17 +153,12 @@ RecordLayout record_layout(const FfnSpec& ffn, uint32_t hidden) {
   return r;
 }
 
-const char* encoding_name(Encoding e) {
-  for (const auto& entry : kNames) {
-    if (entry.encoding == e) return entry.name;
-  }
-  return "?";
-}
+const char* encoding_name(Encoding e) { return encoding_info(e).name; }
 
 bool parse_encoding(const std::string& name, Encoding* out) {
-  for (const auto& entry : kNames) {
-    if (name != entry.name) continue;
-    *out = entry.encoding;
+  for (const Encoding e : all_encodings()) {
+    if (name != encoding_info(e).name) continue;
+    *out = e;
     return true;
   }
   return false;

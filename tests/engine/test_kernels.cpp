@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "blocks.h"
 #include "check.h"
 #include "kernels/act.h"
 #include "kernels/kernels.h"
@@ -17,9 +18,8 @@ using namespace smoe;
 
 namespace {
 
-constexpr Encoding kBlocks[] = {Encoding::q8_0, Encoding::q4_0, Encoding::q4_k, Encoding::q6_k};
-constexpr Encoding kAll[] = {Encoding::f32,  Encoding::f16,  Encoding::bf16, Encoding::q8_0,
-                             Encoding::q4_0, Encoding::q4_k, Encoding::q6_k};
+const std::vector<Encoding> kBlocks = block_encodings();
+const std::vector<Encoding> kAll = all_encodings();
 
 std::vector<const Kernels*> fast_kernels() {
   std::vector<const Kernels*> out;
@@ -75,8 +75,7 @@ Stored extreme_matrix(Encoding e, uint64_t rows, uint64_t cols, uint8_t fill) {
   const uint32_t block = encoding_info(e).block_bytes;
   std::vector<uint8_t> bytes(stored_bytes(e, Layout::rows, rows, cols), fill);
   for (size_t i = 0; i < bytes.size(); i += block) {
-    store_u16(&bytes[i + (e == Encoding::q6_k ? 208 : 0)], 0x3c00);
-    if (e == Encoding::q4_k) store_u16(&bytes[i + 2], 0x3800);
+    put_block_scales(e, &bytes[i], 1.0f, 0.5f);
   }
   return store_rows(e, bytes, rows, cols, Layout::panel16);
 }
@@ -279,8 +278,8 @@ TEST(kernels_matmul_q8_random_bytes) {  // any levels and sub-scales, not only t
     std::vector<uint8_t> bytes(stored_bytes(e, Layout::rows, rows, cols));
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(rng());
     for (size_t i = 0; i < bytes.size(); i += block) {
-      store_u16(&bytes[i + (e == Encoding::q6_k ? 208 : 0)], f32_to_f16(static_cast<float>(rng() % 100) / 64 - 0.7f));
-      if (e == Encoding::q4_k) store_u16(&bytes[i + 2], f32_to_f16(static_cast<float>(rng() % 100) / 64 - 0.7f));
+      const auto some = [&] { return static_cast<float>(rng() % 100) / 64 - 0.7f; };
+      put_block_scales(e, &bytes[i], some(), some());
     }
     const Stored w = store_rows(e, bytes, rows, cols, Layout::panel16);
     const auto acts = quantize(scalar_kernels(), e, random_floats(tokens * cols, 14), tokens, cols);

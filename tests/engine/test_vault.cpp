@@ -362,8 +362,7 @@ TEST(record_layout_places_matrices_at_64_bytes) {
 }
 
 TEST(encoding_names_come_back) {
-  for (const Encoding e :
-       {Encoding::f32, Encoding::f16, Encoding::bf16, Encoding::q8_0, Encoding::q4_0, Encoding::q4_k, Encoding::q6_k}) {
+  for (const Encoding e : all_encodings()) {
     Encoding back{};
     CHECK(parse_encoding(encoding_name(e), &back) && back == e);
     CHECK_EQ(std::string(encoding_name(e)), encoding_info(e).name);

@@ -19,7 +19,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quant_shape_to_byte_shape, quantize
 
 PATH = Path(__file__).with_name("quant_vectors.npz")
-GGML_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q6_k": "Q6_K", "f16": "F16", "bf16": "BF16"}
+BLOCKS = "q8_0 q4_0 q4_k q6_k q4_1 q5_0 q5_1 mxfp4 iq4_nl q2_k q3_k q5_k iq4_xs"
+GGML_TYPES = {name: name.upper() for name in [*BLOCKS.split(), "f16", "bf16"]}
 COLS = 512
 
 
@@ -42,12 +43,13 @@ def open_ggml() -> Any:
     return lib
 
 
-def ggml_bytes(lib: Any, name: str, x: np.ndarray) -> bytes:
-    """float32 [rows, cols] -> the bytes of ggml_quantize_chunk without importance weights."""
+def ggml_bytes(lib: Any, name: str, x: np.ndarray, importance: np.ndarray | None = None) -> bytes:
+    """float32 [rows, cols] -> the bytes of ggml_quantize_chunk, with importance weights [cols] or without."""
     kind = GGMLQuantizationType[GGML_TYPES[name]]
     x = np.ascontiguousarray(x, np.float32)
     out = np.zeros(quant_shape_to_byte_shape(x.shape, kind), np.uint8)
-    lib.ggml_quantize_chunk(int(kind), x.ctypes.data, out.ctypes.data, 0, x.shape[0], x.shape[1], None)
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32).ctypes.data
+    lib.ggml_quantize_chunk(int(kind), x.ctypes.data, out.ctypes.data, 0, x.shape[0], x.shape[1], weights)
     return out.tobytes()
 
 
@@ -78,6 +80,14 @@ def cases(seed: int, rows: int) -> Iterator[tuple[str, np.ndarray]]:
     yield "uneven_blocks", normal * np.repeat(np.exp(rng.uniform(-90, 3, (rows, COLS // 16))), 16, axis=1)
     for exponent in (-45, -42, -40, -38, -36, -20, -16, -15, -8, -6, -5, -4, 3, 4):
         yield f"scale_1e{exponent}", normal * 10.0**exponent
+
+
+def importances(seed: int) -> Iterator[np.ndarray]:
+    """Importance weights [COLS]: even, uneven, and with columns that never mattered."""
+    rng = np.random.default_rng(seed)
+    yield np.ones(COLS, np.float32)
+    yield (rng.standard_normal(COLS) ** 4).astype(np.float32)
+    yield (rng.random(COLS) < 0.3).astype(np.float32) * 1e-3
 
 
 def main() -> None:

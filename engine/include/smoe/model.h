@@ -12,7 +12,24 @@
 namespace smoe {
 
 // How the values of a matrix are stored. Values are exactly those of the ecosystem's own format of the same name.
-enum class Encoding : uint8_t { f32, f16, bf16, q8_0, q4_0, q4_k, q6_k };
+enum class Encoding : uint8_t {
+  f32,
+  f16,
+  bf16,
+  q8_0,
+  q4_0,
+  q4_k,
+  q6_k,
+  q4_1,
+  q5_0,
+  q5_1,
+  mxfp4,
+  iq4_nl,
+  q2_k,
+  q3_k,
+  q5_k,
+  iq4_xs
+};
 
 // How the blocks of a matrix are arranged. rows: row after row, as the ecosystem stores them (plain encodings always).
 // panel16: sixteen rows side by side, so that one vector register holds one row per lane (quantised matrices).
