@@ -159,6 +159,7 @@ Status EngineImpl::open_cache(const Log& log) {
     prefault_.stop();
     slots_.discard(offset, bytes);
   };
+  config.committed = [this] { return prefault_.committed(); };
   SMOE_TRY(open_trace(config.policy));
   config.log = trace_file_.get();
   ReaderOptions reads;

@@ -82,7 +82,7 @@ class SlotCache : public ExpertCache {
   uint32_t open_slots() const override { return open_slots_; }
   void seed(const std::vector<float>& counts) override { residency_.seed(counts); }
   const Residency& residency() const override { return residency_; }
-  uint32_t touched_slots() const override { return touched_slots_; }
+  uint32_t touched_slots() override;
   CacheStats stats() const override { return stats_; }
   const Reader& reader() const override { return *reader_; }
 
@@ -110,6 +110,7 @@ class SlotCache : public ExpertCache {
   void judge_guesses();
   bool start(uint32_t record, bool may_evict);
   void submit(uint32_t slot, uint32_t record);
+  void touch(uint32_t slot);
   void complete(const ReadCompletion& completion);
   Status checked(const ReadCompletion& completion, const ExpertRecord& place, uint32_t slot) const;
   void drain();
@@ -136,6 +137,7 @@ class SlotCache : public ExpertCache {
   std::vector<uint32_t> evicted_;  // scratch of resize()
   std::vector<bool> touched_;      // [slot], read into since it was opened
   uint32_t touched_slots_ = 0;
+  uint32_t committed_ = 0;  // the first so many slots have been looked at for memory that they had before
   uint32_t in_flight_ = 0;  // all reads
   CacheStats stats_;
 
@@ -297,11 +299,22 @@ void SlotCache::prefetch(uint32_t moe_layer, const uint32_t* experts, size_t cou
 void SlotCache::submit(uint32_t slot, uint32_t record) {
   slots_[slot].record = record;
   slots_[slot].loading = true;
-  if (!touched_[slot]) ++touched_slots_;
-  touched_[slot] = true;
+  touch(slot);
   ++in_flight_;
   const ExpertRecord& place = place_of(record);
   reader_->submit({place.offset, static_cast<size_t>(place.length), memory(slot), slot});
+}
+
+void SlotCache::touch(uint32_t slot) {
+  if (!touched_[slot]) ++touched_slots_;
+  touched_[slot] = true;
+}
+
+uint32_t SlotCache::touched_slots() {
+  const uint64_t committed = config_.committed ? config_.committed() / config_.slot_bytes : 0;
+  for (; committed_ < std::min<uint64_t>(committed, config_.slots); ++committed_)
+    if (!slots_[committed_].closed) touch(committed_);
+  return touched_slots_;
 }
 
 void SlotCache::complete(const ReadCompletion& completion) {
@@ -476,8 +489,7 @@ uint8_t* SlotCache::lend(uint32_t slots) {
   for (uint32_t slot = begin; slot < begin_before; ++slot) {
     closed += std::exchange(slots_[slot].closed, false);
     vacate(slot);
-    if (!touched_[slot]) ++touched_slots_;
-    touched_[slot] = true;
+    touch(slot);
   }
   lent_ = slots;
   open_slots_ += closed;
@@ -494,8 +506,7 @@ void SlotCache::vacate(uint32_t slot) {
   std::memcpy(memory(to), memory(slot), place_of(record).length);
   slots_[to] = std::exchange(slots_[slot], {});
   slot_of_[record] = to;
-  if (!touched_[to]) ++touched_slots_;
-  touched_[to] = true;
+  touch(to);
 }
 
 Status check_config(const ExpertCache::Config& config) {

@@ -63,6 +63,7 @@ class ExpertCache {
     std::string policy = kDefaultPolicy;
     ResidencyLog* log = nullptr;                                   // gets all that decides what is resident
     std::function<void(uint64_t offset, uint64_t bytes)> discard;  // gives memory of closed slots back to the system
+    std::function<uint64_t()> committed;  // so many bytes from the first slot on have memory already; null: none
   };
   // Errors: Code::usage for records that no slot can hold, memory or slots that are not aligned, no slots, or an
   // unknown policy.
@@ -107,7 +108,7 @@ class ExpertCache {
   virtual void seed(const std::vector<float>& counts) = 0;
 
   virtual const Residency& residency() const = 0;
-  virtual uint32_t touched_slots() const = 0;  // that have memory: read into since they were opened
+  virtual uint32_t touched_slots() = 0;  // that have memory: committed beforehand, or written to since they were opened
   virtual CacheStats stats() const = 0;
   virtual const Reader& reader() const = 0;
 };

@@ -13,6 +13,7 @@ void Prefault::start(uint8_t* memory, size_t bytes) {
     constexpr size_t kStep = size_t{4} << 20;
     for (size_t at = 0; at < most && !stop_; at += kStep) {
       if (madvise(memory + at, std::min(kStep, most - at), MADV_POPULATE_WRITE) != 0) return;
+      committed_ = std::min(at + kStep, most);
     }
   });
 #else

@@ -20,9 +20,12 @@ class Prefault {
   void start(uint8_t* memory, size_t bytes);
   // Returns when no page will be committed any more: before memory is given back.
   void stop();
+  // So many bytes from the beginning have memory by it.
+  size_t committed() const { return committed_; }
 
  private:
   std::atomic<bool> stop_ = false;
+  std::atomic<size_t> committed_ = 0;
   std::thread thread_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct Bench {
     uint32_t depth = 3;
     const char* policy = "lru";  // what LruModel in test_cache.cpp is compared with
     ResidencyLog* log = nullptr;
+    std::function<uint64_t()> committed = nullptr;
   };
   Bench(uint32_t layers, uint32_t experts, uint32_t slots, MemoryReaderOptions options = {}, bool verify = true,
         uint32_t depth = 3)
@@ -48,6 +50,7 @@ struct Bench {
     config.depth = choice.depth;
     config.policy = choice.policy;
     config.log = choice.log;
+    config.committed = choice.committed;
     config.discard = [this](uint64_t offset, uint64_t bytes) { memory.discard(offset, bytes); };
     auto reader = open_memory_reader(bytes, std::move(options));
     cache = std::move(ExpertCache::create(std::move(config), std::move(reader))).value();

@@ -496,3 +496,20 @@ TEST(cache_lends_and_resizes) {
     if (random() % 2) bench.cache->lend(0);
   }
 }
+
+// Memory that was committed before a slot is read into counts once, and not any more when its slot was closed.
+TEST(cache_counts_committed_memory) {
+  uint64_t committed = 0;
+  Bench bench(2, 16, 8, {}, {.committed = [&] { return committed; }});
+  CHECK_EQ(bench.cache->touched_slots(), 0u);
+  CHECK(bench.fetch(0, {0, 1}));
+  CHECK_EQ(bench.cache->touched_slots(), 2u);
+  committed = 5 * kRecord + kRecord / 2;
+  CHECK_EQ(bench.cache->touched_slots(), 5u);
+  CHECK(bench.fetch(0, {2, 3, 4, 5}));
+  CHECK_EQ(bench.cache->touched_slots(), 6u);
+  bench.cache->resize(3);
+  CHECK_EQ(bench.cache->touched_slots(), 3u);
+  bench.cache->resize(8);
+  CHECK_EQ(bench.cache->touched_slots(), 3u);
+}
