@@ -35,6 +35,11 @@ LATENT = {
     "v_head_dim": 32,
 }  # fmt: skip
 
+LINEAR = {
+    "linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 40, "linear_value_head_dim": 72,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}  # fmt: skip
+
 # What each family adds to the common sizes: the cases that its file has to get right.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "head_dim": 48},
@@ -164,6 +169,46 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_scale": 0.3,
         "use_qk_norm": True,
     },
+    "qwen3_next": {
+        **MOE,
+        **LINEAR,
+        "head_dim": 48,
+        "shared_expert_intermediate_size": 160,
+        "mlp_only_layers": [1],
+        **PARTIAL,
+    },
+    "qwen3_5_moe": {**MOE, **LINEAR, "head_dim": 64, "shared_expert_intermediate_size": 160, **PARTIAL},
+    "kimi_linear": {
+        **LATENT,
+        "q_lora_rank": None,
+        "n_group": 4,
+        "topk_group": 2,
+        "linear_head_dim": 40,
+        "linear_num_heads": 5,
+        "num_local_experts": 8,
+        "linear_conv_kernel_dim": 3,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    },
+    "granitemoehybrid": {
+        **GRANITE,
+        "shared_intermediate_size": 160,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 24,
+        "mamba_proj_bias": True,
+        "mamba_chunk_size": 32,
+    },
+    "jamba": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 96,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 12,
+        "mamba_proj_bias": True,
+    },
     "lfm2_moe": {
         **MOE,
         "num_dense_layers": 1,
@@ -175,7 +220,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-MODEL_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}  # of the text part
+MODEL_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text", "qwen3_5_moe": "qwen3_5_moe_text"}  # of the text part
 
 
 def common_config(layers: int, tied: bool) -> dict[str, Any]:

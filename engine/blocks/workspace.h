@@ -22,6 +22,11 @@ struct Workspace {
   float* attn = nullptr;       // [T, heads * head_dim]
   float* attn_gate = nullptr;  // [T, heads * head_dim] where a layer's attention is gated
   // Latent attention: q is [T, heads, nope_dim + rope_dim], k [T, kv_rank + rope_dim], attn [T, heads, v_dim].
+  // Recurrent blocks: q is what is made of the input and convolved, or keys' queries, k keys, v values; attn the
+  // result.
+  float* recur_a = nullptr;     // [T, heads or keys] decay (delta); [T, rank + 2 * key_dim] (mamba)
+  float* recur_b = nullptr;     // [T, heads] beta (delta); [T, values] time step (mamba)
+  float* recur_rank = nullptr;  // [2, T, rank]
   float* q_latent = nullptr;    // [T, q_rank]
   float* nope_q = nullptr;      // [heads, kLatentRows, nope_dim]
   float* latent_q = nullptr;    // [kLatentRows, heads, kv_rank + rope_dim]

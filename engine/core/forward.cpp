@@ -87,6 +87,12 @@ void Forward::recur(size_t i, const RecurrentLayer& state, Activations& input, u
   switch (model_.layers[i].attention.block) {
     case AttentionBlock::short_conv:
       return short_conv(compute_, spec, w.short_conv, state, ws_, input, position, first);
+    case AttentionBlock::delta:
+      return delta(compute_, spec, w.delta, state, ws_, input, position, first);
+    case AttentionBlock::mamba2:
+      return mamba2(compute_, spec, w.mamba2, state, ws_, input, position, first);
+    case AttentionBlock::mamba:
+      return mamba(compute_, spec, w.mamba, state, ws_, input, position, first);
     default:
       return;
   }

@@ -11,6 +11,7 @@ namespace {
 // The largest of everything the blocks of a model ask for.
 struct Extents {
   size_t q = 0, k = 0, v = 0, attn = 0, attn_gate = 0, attend_worker = 0;
+  size_t recur_a = 0, recur_b = 0, recur_rank = 0;
   size_t q_rank = 0, nope_q = 0, latent_q = 0, latent_out = 0;
   size_t input_rows_bytes[2] = {};  // int8 forms of the heads' batches of latent attention
   size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0, choice = 0, pair_weight = 0;
@@ -48,7 +49,22 @@ struct Extents {
     const size_t values = r.values();
     v = std::max(v, values);
     attn = std::max(attn, values);
-    if (block == AttentionBlock::short_conv) q = std::max(q, 3 * values);
+    recur_rank = std::max<size_t>(recur_rank, r.rank);
+    const auto ask = [](size_t most, size_t* extent) { *extent = std::max(*extent, most); };
+    if (block == AttentionBlock::short_conv) ask(3 * values, &q);
+    if (block == AttentionBlock::mamba2) ask(values + r.channels() + r.heads, &q);
+    if (block == AttentionBlock::mamba) {
+      ask(2 * values, &q);
+      ask(r.rank + 2 * r.key_dim, &recur_a);
+      ask(values, &recur_b);
+    }
+    if (block == AttentionBlock::delta) {
+      ask(r.keys(), &q);
+      ask(r.keys(), &k);
+      ask(values, &attn_gate);
+      ask(r.channel_decay ? r.keys() : r.heads, &recur_a);
+      ask(r.heads, &recur_b);
+    }
   }
 
   void add_mla(const AttentionSpec& a) {
@@ -111,7 +127,7 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
 // Without the logits, which stay where they are.
 uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memory, Workspace* w) {
   const Extents e(model);
-  const size_t hidden = model.hidden, widest_input = std::max({hidden, e.attn, e.q_rank});
+  const size_t hidden = model.hidden, widest_input = std::max({hidden, e.attn, e.q_rank, e.recur_rank});
   Layout l(memory);
   l.take(w->x, T * hidden);
   l.take(w->normed, T * hidden);
@@ -121,6 +137,9 @@ uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memo
   l.take(w->v, T * e.v);
   l.take(w->attn, T * e.attn);
   l.take(w->attn_gate, T * e.attn_gate);
+  l.take(w->recur_a, T * e.recur_a);
+  l.take(w->recur_b, T * e.recur_b);
+  l.take(w->recur_rank, 2 * T * e.recur_rank);
   l.take(w->q_latent, T * e.q_rank);
   l.take(w->nope_q, e.nope_q);
   l.take(w->latent_q, e.latent_q);

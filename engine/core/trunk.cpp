@@ -157,6 +157,32 @@ LatentWeights Trunk::mla(const std::string& prefix) const {
 
 ConvWeights Trunk::conv(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
 
+DeltaWeights Trunk::delta(const std::string& prefix) const {
+  return {linear(prefix + "q"),           linear(prefix + "k"),        linear(prefix + "v"),
+          conv(prefix + "q_conv"),        conv(prefix + "k_conv"),     conv(prefix + "v_conv"),
+          linear(prefix + "beta"),        linear(prefix + "decay_in"), linear(prefix + "decay"),
+          vector(prefix + "rate"),        linear(prefix + "gate_in"),  linear(prefix + "gate"),
+          vector(prefix + "norm.weight"), linear(prefix + "out")};
+}
+
+MambaWeights Trunk::mamba(const std::string& prefix) const {
+  return {linear(prefix + "in"),
+          conv(prefix + "conv"),
+          linear(prefix + "x"),
+          vector(prefix + "dt_norm.weight"),
+          vector(prefix + "k_norm.weight"),
+          vector(prefix + "q_norm.weight"),
+          linear(prefix + "dt"),
+          vector(prefix + "rate"),
+          vector(prefix + "skip"),
+          linear(prefix + "out")};
+}
+
+Mamba2Weights Trunk::mamba2(const std::string& prefix) const {
+  return {linear(prefix + "in"),   conv(prefix + "conv"),          vector(prefix + "dt.bias"), vector(prefix + "rate"),
+          vector(prefix + "skip"), vector(prefix + "norm.weight"), linear(prefix + "out")};
+}
+
 void Trunk::bind_mixer(AttentionBlock block, const std::string& prefix, LayerWeights* w) const {
   const std::string attn = prefix + "attn.", recur = prefix + "recur.";
   switch (block) {
@@ -169,7 +195,14 @@ void Trunk::bind_mixer(AttentionBlock block, const std::string& prefix, LayerWei
     case AttentionBlock::short_conv:
       w->short_conv = {linear(recur + "in"), conv(recur + "conv"), linear(recur + "out")};
       break;
-    default:
+    case AttentionBlock::delta:
+      w->delta = delta(recur);
+      break;
+    case AttentionBlock::mamba:
+      w->mamba = mamba(recur);
+      break;
+    case AttentionBlock::mamba2:
+      w->mamba2 = mamba2(recur);
       break;
   }
 }

@@ -8,6 +8,8 @@
 
 #include "blocks/attention_gqa.h"
 #include "blocks/attention_mla.h"
+#include "blocks/delta.h"
+#include "blocks/mamba.h"
 #include "blocks/moe.h"
 #include "blocks/norm.h"
 #include "blocks/short_conv.h"
@@ -23,6 +25,9 @@ struct LayerWeights {
   AttentionWeights attention;                 // of the layer's block, one of
   LatentWeights latent;
   ShortConvWeights short_conv;
+  DeltaWeights delta;
+  MambaWeights mamba;
+  Mamba2Weights mamba2;
   FfnWeights dense;  // where the layer is no mixture
   MoeWeights moe;
 };
@@ -52,6 +57,9 @@ class Trunk {
   AttentionWeights gqa(const std::string& prefix) const;
   LatentWeights mla(const std::string& prefix) const;
   ConvWeights conv(const std::string& name) const;
+  DeltaWeights delta(const std::string& prefix) const;
+  MambaWeights mamba(const std::string& prefix) const;
+  Mamba2Weights mamba2(const std::string& prefix) const;
   void bind_mixer(AttentionBlock block, const std::string& prefix, LayerWeights* w) const;
   FfnWeights ffn(const std::string& prefix) const;
   Status leave_on_disk(const VaultFile& vault, const std::string& name, const TensorSpec& t);

@@ -46,7 +46,8 @@ Status optional_bool(const Fields& fields, std::string_view key, bool* out) {
 }
 
 constexpr Name<AttentionBlock> kAttentionBlocks[] = {
-    {"gqa", AttentionBlock::gqa}, {"mla", AttentionBlock::mla}, {"short_conv", AttentionBlock::short_conv}};
+    {"gqa", AttentionBlock::gqa},     {"mla", AttentionBlock::mla},       {"short_conv", AttentionBlock::short_conv},
+    {"delta", AttentionBlock::delta}, {"mamba2", AttentionBlock::mamba2}, {"mamba", AttentionBlock::mamba}};
 constexpr Name<QkNorm> kQkNorms[] = {
     {"none", QkNorm::none}, {"head", QkNorm::head}, {"full", QkNorm::full}, {"unit", QkNorm::unit}};
 constexpr Name<Scores> kScores[] = {
@@ -105,19 +106,45 @@ Status read_mla(const Fields& fields, const ModelSpec& model, AttentionSpec* a) 
   return read_rope_of(fields, model, a->rope_dim, a);
 }
 
-Status check_channels(const Fields& fields, const RecurrentSpec& r) {
-  if (r.values() + 2 * r.keys() <= limits::kChannels) return Status::ok();
-  return fields.bad("block", "has more than " + std::to_string(limits::kChannels) + " channels");
+// Heads of a matrix each, and the keys that they share.
+Status read_heads(const Fields& fields, RecurrentSpec* r) {
+  SMOE_TRY(fields.u32("heads", 1, limits::kHeads, &r->heads));
+  SMOE_TRY(fields.u32("key_heads", 1, r->heads, &r->key_heads));
+  if (r->heads % r->key_heads != 0) return fields.bad("key_heads", "does not divide heads");
+  return fields.u32("value_dim", 1, limits::kHeadDim, &r->value_dim);
+}
+
+Status read_delta(const Fields& fields, RecurrentSpec* r) {
+  SMOE_TRY(fields.only(
+      {"block", "taps", "heads", "key_heads", "key_dim", "value_dim", "eps", "rank", "channel_decay", "sigmoid_gate"}));
+  SMOE_TRY(optional_u32(fields, "rank", 0, limits::kWidth, &r->rank));
+  SMOE_TRY(optional_bool(fields, "channel_decay", &r->channel_decay));
+  SMOE_TRY(optional_bool(fields, "sigmoid_gate", &r->sigmoid_gate));
+  SMOE_TRY(read_heads(fields, r));
+  if (r->channel_decay && r->key_heads != r->heads) return fields.bad("channel_decay", "needs a key for each head");
+  return Status::ok();
 }
 
 Status read_recurrent(const Fields& fields, AttentionBlock block, RecurrentSpec* r) {
   SMOE_TRY(fields.u32("taps", 2, kMaxTaps, &r->taps));
-  if (block == AttentionBlock::short_conv) {
-    SMOE_TRY(fields.only({"block", "taps", "value_dim"}));
+  if (block == AttentionBlock::short_conv || block == AttentionBlock::mamba) {
     r->heads = 1;
     SMOE_TRY(fields.u32("value_dim", 1, limits::kChannels, &r->value_dim));
   }
-  return check_channels(fields, *r);
+  if (block == AttentionBlock::short_conv) return fields.only({"block", "taps", "value_dim"});
+  SMOE_TRY(fields.u32("key_dim", 1, kMaxStateKeys, &r->key_dim));
+  SMOE_TRY(fields.f32("eps", 0, 1, &r->eps));
+  if (block == AttentionBlock::mamba) {
+    SMOE_TRY(fields.only({"block", "taps", "value_dim", "key_dim", "rank", "eps"}));
+    SMOE_TRY(fields.u32("rank", 1, limits::kWidth, &r->rank));
+  } else if (block == AttentionBlock::mamba2) {
+    SMOE_TRY(fields.only({"block", "taps", "heads", "key_heads", "key_dim", "value_dim", "eps"}));
+    SMOE_TRY(read_heads(fields, r));
+  } else {
+    SMOE_TRY(read_delta(fields, r));
+  }
+  if (r->channels() <= limits::kChannels) return Status::ok();
+  return fields.bad("value_dim", "makes more than " + std::to_string(limits::kChannels) + " channels");
 }
 
 Status read_attention(const Fields& fields, const ModelSpec& model, LayerSpec* layer) {

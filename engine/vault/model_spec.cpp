@@ -56,12 +56,54 @@ void add_conv(const std::string& name, const RecurrentSpec& r, uint64_t channels
   out->push_back({name + ".bias", {channels}, false});
 }
 
+void add_delta(const RecurrentSpec& r, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+  const uint64_t keys = r.keys(), values = r.values(), from = r.rank > 0 ? r.rank : hidden;
+  add_linear(prefix + "q", keys, hidden, out);
+  add_linear(prefix + "k", keys, hidden, out);
+  add_linear(prefix + "v", values, hidden, out);
+  add_conv(prefix + "q_conv", r, keys, out);
+  add_conv(prefix + "k_conv", r, keys, out);
+  add_conv(prefix + "v_conv", r, values, out);
+  add_linear(prefix + "beta", r.heads, hidden, out);
+  if (r.rank > 0) {
+    out->push_back({prefix + "decay_in.weight", {r.rank, hidden}});
+    out->push_back({prefix + "gate_in.weight", {r.rank, hidden}});
+  }
+  add_linear(prefix + "decay", r.channel_decay ? keys : r.heads, from, out);
+  add_linear(prefix + "gate", values, from, out);
+  out->push_back({prefix + "rate", {r.heads}});
+  out->push_back({prefix + "norm.weight", {r.value_dim}});
+}
+
+void add_mamba(const RecurrentSpec& r, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+  const uint64_t n = r.values();
+  add_linear(prefix + "in", 2 * n, hidden, out);
+  add_conv(prefix + "conv", r, n, out);
+  add_linear(prefix + "x", r.rank + 2 * r.key_dim, n, out);
+  add_linear(prefix + "dt", n, r.rank, out);
+  out->push_back({prefix + "dt_norm.weight", {r.rank}});
+  out->push_back({prefix + "k_norm.weight", {r.key_dim}});
+  out->push_back({prefix + "q_norm.weight", {r.key_dim}});
+  out->push_back({prefix + "rate", {r.key_dim, n}, true, true});
+  out->push_back({prefix + "skip", {n}});
+}
+
+void add_mamba2(const RecurrentSpec& r, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
+  add_linear(prefix + "in", r.values() + r.channels() + r.heads, hidden, out);
+  add_conv(prefix + "conv", r, r.channels(), out);
+  for (const char* name : {"dt.bias", "rate", "skip"}) out->push_back({prefix + name, {r.heads}});
+  out->push_back({prefix + "norm.weight", {r.values()}});
+}
+
 void add_recurrent(const LayerSpec& layer, uint64_t hidden, const std::string& prefix, std::vector<TrunkTensor>* out) {
   const RecurrentSpec& r = layer.recurrent;
   if (layer.attention.block == AttentionBlock::short_conv) {
     add_linear(prefix + "in", 3 * r.channels(), hidden, out);
     add_conv(prefix + "conv", r, r.channels(), out);
   }
+  if (layer.attention.block == AttentionBlock::delta) add_delta(r, hidden, prefix, out);
+  if (layer.attention.block == AttentionBlock::mamba) add_mamba(r, hidden, prefix, out);
+  if (layer.attention.block == AttentionBlock::mamba2) add_mamba2(r, hidden, prefix, out);
   add_linear(prefix + "out", hidden, r.values(), out);
 }
 

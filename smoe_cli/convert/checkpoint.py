@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -251,8 +252,11 @@ def _notice_strays(checkpoint: Checkpoint) -> None:
 def _rename(checkpoint: Checkpoint) -> None:
     """Names by which the family knows the tensors; the tensors themselves keep the names of the files."""
     for prefix, ours in checkpoint.family.prefix.items():
-        for name in [name for name in checkpoint.tensors if name.startswith(prefix)]:
-            checkpoint.tensors[ours + name.removeprefix(prefix)] = checkpoint.tensors.pop(name)
+        beginning = re.compile(re.escape(prefix).replace(re.escape("{L}"), r"(\d+)"))
+        for name, match in [(name, beginning.match(name)) for name in checkpoint.tensors]:
+            if match:
+                known = match.expand(ours.replace("{L}", r"\1")) + name[match.end() :]
+                checkpoint.tensors[known] = checkpoint.tensors.pop(name)
 
 
 def _split_scales(checkpoint: Checkpoint) -> None:

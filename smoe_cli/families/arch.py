@@ -84,6 +84,8 @@ def _ropes(family: Family, numbers: Numbers) -> tuple[Rope, ...]:
     """What every layer rotates by; then, where the family has it, what its layers with a window rotate by, or that some
     do not rotate at all."""
     config = numbers.config
+    if family.unrotated or (numbers.has("rope_kind") and numbers.raw("rope_kind") != "rope"):
+        return (Rope((), 1.0, numbers.integer("max_positions")),)
     if numbers.has("rotating") or family.still:
         return _rope(family, numbers, config), Rope((), 1.0, numbers.integer("max_positions"))
     if not family.by_type:
@@ -232,7 +234,8 @@ def _is_dense(numbers: Numbers, index: int) -> bool:
     if listed:
         return index not in listed
     step = numbers.integer("sparse_step") if numbers.has("sparse_step") else 1
-    if index in numbers.integers("dense_layers") or (index + 1) % step:
+    at = numbers.integer("sparse_at", least=0) if numbers.has("sparse_at") else step - 1
+    if index in numbers.integers("dense_layers") or index % step != at:
         return True
     if index < numbers.integer("first_dense", least=0):
         return True

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from smoe_cli.families.model import Arch, Attention, Ffn, Groups, Latent, Layer, Router, TrunkTensor
-from smoe_cli.families.recurrent import recurrent_json, recurrent_tensors
+from smoe_cli.families.recurrent import recurrent_json, recurrent_rows, recurrent_tensors
 from smoe_cli.families.rope import Rope
 
 PARTS = ("gate", "up", "down")
@@ -114,8 +114,11 @@ def taken_rows(arch: Arch, needed: TrunkTensor, take: str) -> Groups | None:
     if take in ("first_half", "second_half"):
         return Groups(1, 2 * rows, rows if take == "second_half" else 0, rows)
     attention = arch.layers[int(needed.name.split(".")[1])].attention
-    if take == "turned":
-        return Groups(1, needed.shape[1], 0, needed.shape[1], transposed=True)
+    if attention.recurrent:
+        return recurrent_rows(attention.recurrent, needed, take)
+    if take in ("head_first_half", "head_second_half"):
+        dim = attention.head_dim
+        return Groups(attention.heads, 2 * dim, dim if take == "head_second_half" else 0, dim)
     latent = attention.latent
     assert latent is not None
     together = latent.nope_dim + latent.v_dim

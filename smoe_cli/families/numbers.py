@@ -29,9 +29,11 @@ class Numbers:
         if key is None:
             return None
         for candidate in key.keys:
-            if candidate not in self.config:
+            outer, _, inner = candidate.partition(".")  # a key of an object within
+            within = self.config.get(outer) if inner else self.config
+            if not isinstance(within, dict) or (inner or candidate) not in within:
                 continue
-            value = self.config[candidate]
+            value = within[inner or candidate]
             if value is not None:
                 return value
             if key.has_null:

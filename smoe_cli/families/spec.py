@@ -12,10 +12,10 @@ Keys of a family file:
     [rope]       theta_default (only where the family has a documented one), partial (it may rotate part of a head),
                  partial_default, interleaved, dim ("head" | "rope_dim"), latent_scale (yarn's mscale scales attention),
                  by_type (layers with a window have frequencies of their own, local_theta by default),
-                 still (beside layers with a window, those without one do not rotate)
+                 still (beside layers with a window, those without one do not rotate), none (nothing rotates)
     [norm]       kind = rms | layer, place = before | after | both, offset (added to the weights of every norm)
-    [recurrent]  block = short_conv, of the layers that config.json's layer_types names by one of types; attention_types
-                 are the names of the others
+    [recurrent]  block = short_conv | delta | mamba | mamba2, of the layers that config.json's layer_types names by one of
+                 types (attention_types are the names of the others); channel_decay
     [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
     [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, norm_added,
@@ -28,7 +28,7 @@ Keys of a family file:
                  stand for a fused NAME)
     [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice; modalities:
                  tensors of what is not text, likewise
-    [prefix]     beginning of tensors' names in a checkpoint = what [tensors] and [experts] have there
+    [prefix]     beginning of tensors' names in a checkpoint, {L} in it, = what [tensors] and [experts] have there
     [refuse]     config key = what it would switch on that no block does
     [require]    config key = the one value, or list of values, that the blocks compute
 """
@@ -50,8 +50,12 @@ BLOCKS = ("gqa", "mla")
 WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer", "even", "all_but_every", "listed")
 QK_NORMS = ("none", "head", "full", "unit")
 DEFAULT_RULES = ("heads", "hidden/heads")
-RECURRENT = ("short_conv",)
-TAKES = ("first_half", "second_half", "latent_keys", "latent_values", "turned")
+RECURRENT = ("short_conv", "delta", "mamba", "mamba2")
+TAKES = ("first_half", "second_half", "head_first_half", "head_second_half", "latent_keys", "latent_values")
+RECURRENT_TAKES = (
+    *("turned", "turned_q", "turned_k", "turned_v", "joined_q", "joined_k", "joined_v"),
+    *("mixed_q", "mixed_k", "mixed_v", "mixed_gate", "mixed_beta", "mixed_decay"),
+)
 SCORES = ("softmax", "sigmoid", "sparsemixer")
 _REQUIRED_CONFIG = (
     "hidden",
@@ -76,10 +80,11 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "by_type",
         "local_theta",
         "still",
+        "none",
     ),
     "norm": ("kind", "place", "offset"),
     "attention": ("block", "qk_norm", "norm_after_rope", "sinks", "gated", "bias", "window_rule", "latent_eps"),
-    "recurrent": ("block", "types", "attention_types"),
+    "recurrent": ("block", "types", "attention_types", "channel_decay"),
     "moe": (
         "normalize",
         "scores",
@@ -181,6 +186,8 @@ class Family:
     recurrent: str = ""
     recurrent_types: tuple[str, ...] = ("linear_attention",)
     attention_types: tuple[str, ...] = ("full_attention",)
+    channel_decay: bool = False
+    unrotated: bool = False
     normalize: bool | None = None
     scores: str = "softmax"
     correction: bool = False
@@ -229,7 +236,7 @@ def _source(where: str, value: Any) -> Source:
         return Source(value)
     if not isinstance(value, dict) or "name" not in value or set(value) - {"name", "take"}:
         raise SmoeError(f"{where}: expected a tensor's name or {{ name, take }}, found {value!r}")
-    return Source(value["name"], _one_of(where, value.get("take", ""), ("", *TAKES)))
+    return Source(value["name"], _one_of(where, value.get("take", ""), ("", *TAKES, *RECURRENT_TAKES)))
 
 
 def _one_of(where: str, value: str, known: tuple[str, ...]) -> str:
@@ -321,6 +328,8 @@ def parse_family(text: str, where: str) -> Family:
         recurrent=_one_of(f"{where} [recurrent] block", recurrent.get("block", ""), ("", *RECURRENT)),
         recurrent_types=tuple(recurrent.get("types", ("linear_attention",))),
         attention_types=tuple(recurrent.get("attention_types", ("full_attention",))),
+        channel_decay=recurrent.get("channel_decay", False),
+        unrotated=rope.get("none", False),
         normalize=moe.get("normalize"),
         scores=_one_of(f"{where} [moe] scores", moe.get("scores", "softmax"), SCORES),
         correction=moe.get("correction", False),

@@ -18,6 +18,11 @@ from smoe_cli import _core
 KEPT = (
     "conv.conv.weight",
     "conv1d.weight",
+    "A_log",
+    "in_proj_ba.",
+    "in_proj_a.",
+    "in_proj_b.",
+    ".b_proj.",
     "shared_expert_gate.weight",
     ".mlp.gate.",
     ".gate.weight",

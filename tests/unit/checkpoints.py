@@ -29,6 +29,10 @@ SIGMOID = {
     "first_k_dense_replace": 1, "norm_topk_prob": True,
 }  # fmt: skip
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+LINEAR = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+    "full_attention_interval": 2,
+}  # fmt: skip
 LATENT = {
     **SIGMOID, "n_group": 2, "topk_group": 1, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 16,
@@ -75,6 +79,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "llama4": {**LOCAL, "model_type": "llama4_text", "head_dim": 16, "intermediate_size_mlp": 96},
+    "qwen3_next": {**EXPERTS, **LINEAR, "head_dim": 16, "shared_expert_intermediate_size": 48},
+    "qwen3_5_moe": {**EXPERTS, **LINEAR, "head_dim": 16, "shared_expert_intermediate_size": 48},
+    "kimi_linear": {
+        **LATENT,
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "q_lora_rank": None,
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 3},
+    },
+    "granitemoehybrid": {
+        **LOCAL,
+        "shared_intermediate_size": 48,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+    },
+    "jamba": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+    },
     "lfm2_moe": {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-5},
     "gpt_oss": {**LOCAL, "head_dim": 16, "sliding_window": 16},
 }

@@ -424,3 +424,63 @@ def test_layers_that_do_not_rotate() -> None:
     assert listed.moe_layers() == [1] and arch_of("llama4", moe_layers=[0, 2]).moe_layers() == [0, 2]
     with pytest.raises(CorruptError, match="no_rope_layers has 2 entries"):
         arch_of("llama4", no_rope_layers=[1, 0])
+
+
+# -- recurrent layers -------------------------------------------------------------------------------------------------
+
+
+def recurs(family: str, **more: Any) -> str:
+    layers = arch_of(family, **more).layers
+    return "".join("r" if layer.attention.recurrent else "a" for layer in layers)
+
+
+def test_which_layers_are_recurrent() -> None:
+    assert recurs("lfm2_moe") == "rar"
+    assert recurs("qwen3_next", full_attention_interval=4, num_hidden_layers=9) == "rrrarrrar"
+    assert recurs("qwen3_next", layer_types=["full_attention", "linear_attention", "full_attention"]) == "ara"
+    assert recurs("kimi_linear") == "rar", "counted from one"
+    assert (
+        recurs("granitemoehybrid")
+        == recurs("granitemoehybrid", layer_types=["linear_attention", "full_attention"] * 1 + ["linear_attention"])
+        == "rar"
+    )
+    assert recurs("jamba", attn_layer_period=4, attn_layer_offset=2, num_hidden_layers=8) == "rrarrrar"
+    with pytest.raises(UnsupportedError, match="layer_types"):
+        arch_of("lfm2_moe", layer_types=["conv", "sliding_attention", "conv"])
+    with pytest.raises(CorruptError, match="layer_types"):
+        arch_of("lfm2_moe", drop=("layer_types",))
+
+
+def test_a_recurrent_block_s_own_norm_is_not_centred_on_zero() -> None:
+    arch = arch_of("qwen3_next")
+    roles = {tensor.name: tensor.role for tensor in trunk_tensors(arch)}
+    assert arch.norm_offset == 1.0
+    assert roles["layers.0.attn_norm.weight"] == roles["layers.1.attn.q_norm.weight"] == "norm"
+    assert roles["layers.0.recur.norm.weight"] == "bias", "stored as it counts"
+    assert arch_of("kimi_linear").norm_offset == arch_of("lfm2_moe").norm_offset == 0.0
+
+
+def test_what_rotates_in_hybrids() -> None:
+    assert len(arch_of("qwen3_next").rope.inv_freq) == 16 // 4 // 2, "a quarter of each head"
+    for family in ("kimi_linear", "jamba", "granitemoehybrid"):
+        assert arch_of(family).rope.inv_freq == ()
+    assert len(arch_of("granitemoehybrid", position_embedding_type="rope").rope.inv_freq) == 8
+
+
+def test_recurrent_numbers() -> None:
+    mamba = arch_of("jamba").layers[0].attention.recurrent
+    assert (mamba.values, mamba.rank, mamba.key_dim) == (128, 4, 16), "rank: the hidden size by sixteen, rounded up"
+    assert arch_of("granitemoehybrid").layers[0].attention.recurrent.value_dim == 16, "auto: what the heads leave"
+    kimi = arch_of("kimi_linear").layers[0].attention.recurrent
+    assert kimi.channel_decay and kimi.sigmoid_gate and kimi.rank == 16
+    assert not arch_of("qwen3_next").layers[0].attention.recurrent.channel_decay
+    router = arch_of("lfm2_moe").layers[1].ffn.router
+    assert router.correction and router.norm_added == 1e-6
+    assert not arch_of("lfm2_moe", use_expert_bias=False).layers[1].ffn.router.correction
+    assert [bool(layer.ffn.experts) for layer in arch_of("jamba").layers] == [False, True, False]
+    with pytest.raises(UnsupportedError, match="time_step_limit"):
+        arch_of("granitemoehybrid", time_step_limit=[0.001, 0.1])
+    dense = arch_of("granitemoehybrid", num_local_experts=0, num_experts_per_tok=0).layers[0].ffn
+    assert (dense.experts, dense.width) == (0, 48)
+    with pytest.raises(CorruptError, match="recurrent heads"):
+        arch_of("qwen3_next", linear_num_value_heads=5)
