@@ -21,8 +21,8 @@ class Latent:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Of a block that carries a state (RecurrentSpec in engine/include/smoe/model.h): ``taps`` of its convolution, heads
-    of value_dim values, keys of key_dim; ``bias`` names the parts that have one."""
+    """Of a block that carries a state (RecurrentSpec in engine/include/smoe/model.h): ``taps`` of its convolution,
+    heads of value_dim values, keys of key_dim; ``bias`` names the parts that have one."""
 
     block: str
     taps: int

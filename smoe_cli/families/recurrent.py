@@ -117,9 +117,9 @@ def _mamba2(r: Recurrent, hidden: int) -> Parts:
 
 
 def recurrent_rows(r: Recurrent, needed: TrunkTensor, take: str) -> Groups:
-    """Rows of a checkpoint's tensor meant by a ``take``. "turned": of a matrix stored [channels, taps] all; "turned_q", ``k``,
-    ``v``: of one for queries, keys and values together that part. "joined_*": the same of a projection. "mixed_*": of one
-    stored key head by key head, each with its query, key, values and gate, or with its betas and decays."""
+    """Rows of a checkpoint's tensor meant by a ``take``. "turned": of a matrix stored [channels, taps] all; "turned_q",
+    k, v: of one for queries, keys and values together that part. "joined_*": the same of a projection. "mixed_*": of
+    one stored key head by key head, each with its query, key, values and gate, or with its betas and decays."""
     if take == "turned":
         return Groups(1, needed.shape[1], 0, needed.shape[1], transposed=True)
     kind, _, part = take.partition("_")

@@ -14,8 +14,8 @@ Keys of a family file:
                  by_type (layers with a window have frequencies of their own, local_theta by default),
                  still (beside layers with a window, those without one do not rotate), none (nothing rotates)
     [norm]       kind = rms | layer, place = before | after | both, offset (added to the weights of every norm)
-    [recurrent]  block = short_conv | delta | mamba | mamba2, of the layers that config.json's layer_types names by one of
-                 types (attention_types are the names of the others); channel_decay
+    [recurrent]  block = short_conv | delta | mamba | mamba2, of the layers that config.json's layer_types names by one
+                 of types (attention_types are the names of the others); channel_decay
     [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
     [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, norm_added,

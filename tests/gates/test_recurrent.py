@@ -1,5 +1,5 @@
 """Recurrent layers: their state belongs to the conversation and can be rolled back only to the copies taken at a
-turn's start. Whatever happens to a conversation, a warm reply has the bits of a cold one, and what can be kept is kept."""
+turn's start. Whatever happens, a warm reply has the bits of a cold one, and what can be kept is kept."""
 
 from __future__ import annotations
 
