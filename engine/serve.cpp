@@ -128,7 +128,9 @@ class Reply final : public Events {
   }
   void on_warning(const char* text) override { log_(std::string("warning: ") + text); }
   bool cancelled() override { return !alive_ || (job_ && job_->cancelled); }
-  bool next_mask(std::vector<uint8_t>* bits) override { return alive_ && queue_ && queue_->wait_mask(*job_, bits); }
+  MaskAnswer next_mask(std::vector<uint8_t>* bits) override {
+    return alive_ && queue_ && queue_->wait_mask(*job_, bits) ? MaskAnswer::ready : MaskAnswer::cancel;
+  }
 
   bool begun() const { return begun_; }
   bool flush() {

@@ -5,7 +5,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <deque>
 #include <map>
+#include <memory>
+#include <optional>
 
 #include "bindings/bindings.h"
 #include "bindings/launch_flags.h"
@@ -19,7 +23,7 @@ namespace smoe {
 namespace {
 
 // Collects a reply; ends it after `cancel_after` tokens.
-struct Collector final : Events {
+struct Collector : Events {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
   std::vector<std::vector<std::pair<int32_t, float>>> top;
@@ -57,6 +61,31 @@ py::dict outcome_dict(const Outcome& outcome, const Collector& events) {
   d["warnings"] = events.warnings;
   return d;
 }
+
+// A reply that is made beside others: what has come of it, how it ended, and the masks it is to obey.
+struct Running final : Collector {
+  uint32_t prompt_done = 0;
+  std::deque<std::vector<uint8_t>> masks;
+  std::optional<Result<Outcome>> result;
+
+  void on_prefill(uint32_t done, uint32_t) override { prompt_done = done; }
+  MaskAnswer next_mask(std::vector<uint8_t>* bits) override {
+    if (masks.empty()) return MaskAnswer::pending;
+    *bits = std::move(masks.front());
+    masks.pop_front();
+    return MaskAnswer::ready;
+  }
+  void add_mask(const py::bytes& bits) {
+    const auto text = static_cast<std::string_view>(bits);
+    masks.emplace_back(text.begin(), text.end());
+  }
+  // Raises what the request failed of; None before its end.
+  py::object outcome() const {
+    if (!result) return py::none();
+    if (!result->is_ok()) raise(result->status());
+    return outcome_dict(result->value(), *this);
+  }
+};
 
 // Runs f without Python's lock; every call into the engine goes through here.
 template <class F>
@@ -101,6 +130,30 @@ class PyEngine {
     return {events.ids, outcome_dict(outcome, events)};
   }
 
+  std::shared_ptr<Running> start(const std::vector<int32_t>& ids, uint32_t max_tokens, const py::kwargs& sampling) {
+    Request request = request_from(sampling);
+    request.ids = ids;
+    request.max_tokens = max_tokens;
+    if (!engine_->room_for(request.session)) raise({Code::usage, "no room for another request"});
+    auto events = std::make_shared<Running>();
+    const Status status = engine_->start(request, *events);
+    if (!status.is_ok()) raise(status);
+    running_.push_back(events);
+    return events;
+  }
+
+  bool step() {
+    std::vector<Engine::Ended> ended;
+    const bool advanced = unlocked([&] { return engine_->step(&ended); });
+    for (const Engine::Ended& one : ended) {
+      const auto at =
+          std::find_if(running_.begin(), running_.end(), [&](const auto& r) { return r.get() == one.events; });
+      (*at)->result = one.outcome;
+      running_.erase(at);
+    }
+    return advanced;
+  }
+
   py::array_t<float> score(const std::vector<int32_t>& ids) {
     Collector events;
     std::vector<float> logprobs;
@@ -136,6 +189,7 @@ class PyEngine {
   }
 
   std::vector<std::string> notices_;
+  std::vector<std::shared_ptr<Running>> running_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -150,6 +204,13 @@ std::vector<std::string> isas() {
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  py::class_<Running, std::shared_ptr<Running>>(m, "Running", "A request that advances beside others.")
+      .def_readonly("ids", &Running::ids)
+      .def_readonly("prompt_done", &Running::prompt_done, "Tokens of the prompt that have been computed.")
+      .def_property_readonly("ended", [](const Running& r) { return r.result.has_value(); })
+      .def_property_readonly("outcome", &Running::outcome, "As of generate(), None before the end; raises its failure.")
+      .def("cancel", [](Running& r) { r.cancel_after = 0; })
+      .def("mask", &Running::add_mask, py::arg("bits"), "For the next of its steps, with mask=True.");
   m.def("isas", &isas, "The kernels this CPU can run, by the names --isa takes.");
   py::class_<PyEngine>(
       m, "Engine",
@@ -163,6 +224,11 @@ void bind_engine(py::module_& m) {
       .def("generate", &PyEngine::generate, py::arg("ids"), py::arg("max_tokens"), py::arg("cancel_after") = py::none(),
            "(ids, outcome). Greedy without penalty unless told: temperature top_p top_k min_p repetition_penalty "
            "frequency_penalty presence_penalty seed stop_ids bias session logprobs slide.")
+      .def("start", &PyEngine::start, py::arg("ids"), py::arg("max_tokens"),
+           "Begins a request that advances with step(), beside others in other sessions; arguments as of generate(), "
+           "and "
+           "mask=True.")
+      .def("step", &PyEngine::step, "One pass for all that run; False: none could be advanced.")
       .def("score", &PyEngine::score, py::arg("ids"), "float32 [ids - 1]: natural log of p(ids[i] | ids[:i]).")
       .def("info", &PyEngine::info, "What INFO answers.")
       .def("plan", &PyEngine::plan, "The memory plan in force, by the names of _core.plan.")

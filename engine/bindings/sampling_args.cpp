@@ -27,6 +27,7 @@ Request request_from(const py::kwargs& params) {
       {"stop_ids", [&](py::handle v) { r.stop_ids = v.cast<std::vector<int32_t>>(); }},
       {"bias", [&](py::handle v) { r.bias = v.cast<std::vector<std::pair<int32_t, float>>>(); }},
       {"session", [&](py::handle v) { r.session = v.cast<std::string>(); }},
+      {"mask", [&](py::handle v) { r.mask = v.cast<bool>(); }},
       {"slide", [&](py::handle v) { r.slide = v.cast<bool>(); }},
       {"logprobs", [&](py::handle v) { r.report_logprobs = true, r.logprobs = v.cast<uint32_t>(); }},
   };

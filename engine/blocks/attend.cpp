@@ -49,36 +49,44 @@ float share_of(float max, float sum, const float* sink) {
   return shrink / (sum * shrink + std::exp(*sink - top));
 }
 
-// Heads [h0, h0 + heads) of one kv head, for the query rows [r0, r0 + n): each key tile is decoded once for all of
-// them.
-void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0, size_t heads, size_t r0, size_t n,
+// Query rows of one sequence that share decoded tiles: [row, row + n), counted as Queries does, the first at
+// `position`.
+struct QueryBlock {
+  const KvLayer& kv;
+  uint64_t position;
+  size_t row, n;
+};
+
+// Heads [h0, h0 + heads) of one kv head, for a block of queries: each key tile is decoded once for all of them.
+void attend_slice(const Compute& c, const Queries& s, const QueryBlock& block, size_t kv_head, size_t h0, size_t heads,
                   float* memory) {
-  const size_t dim = s.kv.head_dim, stride = s.heads * dim;
+  const KvLayer& kv = block.kv;
+  const size_t dim = kv.head_dim, stride = s.heads * dim, r0 = block.row, n = block.n;
   TileState t(memory, dim, kQueryTile * heads);
   std::fill_n(t.out, n * heads * dim, 0.0f);
   std::fill_n(t.max, n * heads, kMinusInfinity);
   std::fill_n(t.sum, n * heads, 0.0f);
-  const uint64_t first = s.position + r0, last = first + n - 1;
+  const uint64_t first = block.position, last = first + n - 1;
   // Decoding a tile pays when several queries read it; 8-bit rows are read no other way.
-  const bool share = s.kv.type == KvType::q8 || (n * heads >= 4 && !s.kv.f32());
-  const bool same = s.kv.keys == s.kv.values;
-  for (uint64_t tile = s.kv.oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
-    const uint64_t lo = std::max(tile, s.kv.oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
+  const bool share = kv.type == KvType::q8 || (n * heads >= 4 && !kv.f32());
+  const bool same = kv.keys == kv.values;
+  for (uint64_t tile = kv.oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
+    const uint64_t lo = std::max(tile, kv.oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
     const float* shared_values = same ? t.keys : t.values;
     if (share) {
-      decode_tile(c, s.kv, s.kv.key(kv_head, lo), hi - lo + 1, t.keys);
-      if (!same) decode_tile(c, s.kv, s.kv.value(kv_head, lo), hi - lo + 1, t.values);
+      decode_tile(c, kv, kv.key(kv_head, lo), hi - lo + 1, t.keys);
+      if (!same) decode_tile(c, kv, kv.value(kv_head, lo), hi - lo + 1, t.values);
     }
     for (size_t i = 0; i < n; ++i) {
-      const uint64_t p = first + i, from = std::max(lo, s.kv.oldest(p)), to = std::min(hi, p);
+      const uint64_t p = first + i, from = std::max(lo, kv.oldest(p)), to = std::min(hi, p);
       if (from > to) continue;
-      const void* keys = share ? static_cast<const void*>(t.keys + (from - lo) * dim) : s.kv.key(kv_head, from);
+      const void* keys = share ? static_cast<const void*>(t.keys + (from - lo) * dim) : kv.key(kv_head, from);
       const void* values =
-          share ? static_cast<const void*>(shared_values + (from - lo) * dim) : s.kv.value(kv_head, from);
+          share ? static_cast<const void*>(shared_values + (from - lo) * dim) : kv.value(kv_head, from);
       for (size_t g = 0; g < heads; ++g) {
         const size_t state = i * heads + g;
-        fold(c, s.q + (r0 + i) * stride + (h0 + g) * dim, keys, values, share || s.kv.f32(), to - from + 1, dim,
-             s.scale, t.scores, t.out + state * dim, t.max + state, t.sum + state);
+        fold(c, s.q + (r0 + i) * stride + (h0 + g) * dim, keys, values, share || kv.f32(), to - from + 1, dim, s.scale,
+             t.scores, t.out + state * dim, t.max + state, t.sum + state);
       }
     }
   }
@@ -91,15 +99,35 @@ void attend_slice(const Compute& c, const Queries& s, size_t kv_head, size_t h0,
     }
 }
 
+// Blocks of queries that the rows of one sequence make, as far as they are asked for.
+size_t blocks_of(const SequenceRows& sequence, const Queries& s, size_t* begin, size_t* end) {
+  *begin = std::max(sequence.row, s.first);
+  *end = std::min(sequence.row + sequence.rows, s.first + s.rows);
+  return *begin < *end ? (*end - *begin + kQueryTile - 1) / kQueryTile : 0;
+}
+
+size_t count_blocks(const Queries& s) {
+  size_t sum = 0, begin = 0, end = 0;
+  for (const SequenceRows& sequence : s.batch) sum += blocks_of(sequence, s, &begin, &end);
+  return sum;
+}
+
+QueryBlock find_block(const Queries& s, size_t index) {
+  size_t begin = 0, end = 0;
+  const SequenceRows* sequence = s.batch.data();
+  for (size_t n; index >= (n = blocks_of(*sequence, s, &begin, &end)); ++sequence) index -= n;
+  const size_t row = begin + index * kQueryTile;
+  return {*sequence->kv, sequence->position_of(row), row - s.first, std::min(kQueryTile, end - row)};
+}
+
 }  // namespace
 
-void attend(const Compute& c, const Queries& s, size_t rows, Workspace& ws) {
+void attend(const Compute& c, const Queries& s, Workspace& ws) {
   const size_t group = s.heads / s.kv_heads, slice = std::min(group, kHeadSlice), slices = (group + slice - 1) / slice;
-  const size_t blocks = (rows + kQueryTile - 1) / kQueryTile;
-  c.pool->run(blocks * s.kv_heads * slices, [&](size_t task, size_t worker) {
-    const size_t r0 = task / (s.kv_heads * slices) * kQueryTile, kv_head = task / slices % s.kv_heads;
-    const size_t g0 = task % slices * slice;
-    attend_slice(c, s, kv_head, kv_head * group + g0, std::min(slice, group - g0), r0, std::min(kQueryTile, rows - r0),
+  c.pool->run(count_blocks(s) * s.kv_heads * slices, [&](size_t task, size_t worker) {
+    const QueryBlock block = find_block(s, task / (s.kv_heads * slices));
+    const size_t kv_head = task / slices % s.kv_heads, g0 = task % slices * slice;
+    attend_slice(c, s, block, kv_head, kv_head * group + g0, std::min(slice, group - g0),
                  ws.attn_worker + worker * ws.attn_worker_floats);
   });
 }

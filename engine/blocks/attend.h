@@ -3,26 +3,26 @@
 // keeps keys and values. Online softmax: Milakov & Gimelshein 2018, Dao et al. 2022.
 #pragma once
 
-#include "blocks/kv.h"
+#include "blocks/batch.h"
 #include "blocks/linear.h"
 #include "blocks/workspace.h"
 
 namespace smoe {
 
-// Queries of a batch, [rows, heads, kv.head_dim], and where their results go: value_dim values of (row, head) at
-// out + row * out_row + head * out_head.
+// Queries of the batch's rows [first, first + rows): [rows, heads, head_dim], and where their results go: value_dim
+// values of (row, head) at out + row * out_row + head * out_head, rows counted from `first`.
 struct Queries {
-  const KvLayer& kv;
+  Batch batch;
+  size_t first = 0, rows = 0;
   size_t heads = 0, kv_heads = 0, value_dim = 0;
   float scale = 0;
   const float* q = nullptr;
   float* out = nullptr;
   size_t out_row = 0, out_head = 0;
-  uint64_t position = 0;         // of row 0
   const float* sinks = nullptr;  // [heads] logits without a value; null without
 };
 
-void attend(const Compute& c, const Queries& queries, size_t rows, Workspace& ws);
+void attend(const Compute& c, const Queries& queries, Workspace& ws);
 
 // Floats that one worker of attend() needs; group = heads / kv_heads.
 size_t attend_worker_floats(size_t head_dim, size_t group);

@@ -50,9 +50,8 @@ void finish_row(const Compute& c, const AttentionSpec& spec, const float* norm, 
 
 }  // namespace
 
-void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps,
-                   const KvLayer& kv, const RopeSpec& rope, Workspace& ws, Activations& input, uint64_t position,
-                   size_t first) {
+void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps, Batch batch,
+                   const RopeSpec& rope, Workspace& ws, Activations& input, size_t first) {
   const size_t T = input.rows(), dim = spec.head_dim, q_row = spec.heads * dim, kv_row = spec.kv_heads * dim;
   linear(c, w.k, input, ws.k);
   linear(c, w.v, input, ws.v);
@@ -60,26 +59,27 @@ void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionW
   if (first < T && spec.gated) linear(c, {w.gate, nullptr}, input, ws.attn_gate, first);
 
   c.pool->run(T, [&](size_t t, size_t) {
+    const SequenceRows& sequence = sequence_of(batch, t);
+    const KvLayer& kv = *sequence.kv;
+    const uint64_t position = sequence.position_of(t);
     const Angles angles{ws.cos_of(spec.rope, t), ws.sin_of(spec.rope, t), rope.inv_freq.size(), rope.interleaved};
     float *k = ws.k + t * kv_row, *v = ws.v + t * kv_row;
     finish_row(c, spec, w.k_norm, norm_eps, k, spec.kv_heads, angles);
     if (spec.qkv_clip > 0)
       for (size_t i = 0; i < kv_row; ++i) v[i] = std::clamp(v[i], -spec.qkv_clip, spec.qkv_clip);
     for (size_t h = 0; h < spec.kv_heads; ++h) {
-      store_row(c, kv, k + h * dim, kv.key(h, position + t));
-      store_row(c, kv, v + h * dim, kv.value(h, position + t));
+      store_row(c, kv, k + h * dim, kv.key(h, position));
+      store_row(c, kv, v + h * dim, kv.value(h, position));
     }
     if (t < first) return;
     float* q = ws.q + (t - first) * q_row;
     finish_row(c, spec, w.q_norm, norm_eps, q, spec.heads, angles);
-    heat(spec, position + t, q);
+    heat(spec, position, q);
   });
   if (first == T) return;
 
   const size_t rows = T - first;
-  const Queries queries{kv,    spec.heads, spec.kv_heads,    dim,    spec.scale, ws.q, ws.attn,
-                        q_row, dim,        position + first, w.sinks};
-  attend(c, queries, rows, ws);
+  attend(c, {batch, first, rows, spec.heads, spec.kv_heads, dim, spec.scale, ws.q, ws.attn, q_row, dim, w.sinks}, ws);
   if (spec.gated) {
     c.pool->run(rows, [&](size_t t, size_t) {
       const float* gate = ws.attn_gate + t * q_row;

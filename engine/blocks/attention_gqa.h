@@ -16,10 +16,9 @@ struct AttentionWeights {
   Matrix gate;                   // [heads * head_dim, hidden]; no data without
 };
 
-// Reads a batch of T rows through `input`, appends T keys and values at `position`, and writes the block's output for
-// rows [first, T) to ws.block_out (row first at its start). first == T only fills the cache.
-void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps,
-                   const KvLayer& kv, const RopeSpec& rope, Workspace& ws, Activations& input, uint64_t position,
-                   size_t first);
+// Reads a batch of T rows through `input`, appends their keys and values to their sequences' caches, and writes the
+// block's output for rows [first, T) to ws.block_out (row first at its start). first == T only fills the caches.
+void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps, Batch batch,
+                   const RopeSpec& rope, Workspace& ws, Activations& input, size_t first);
 
 }  // namespace smoe

@@ -7,25 +7,26 @@ namespace {
 
 class Latent {
  public:
-  Latent(const Compute& c, const AttentionSpec& spec, const LatentWeights& w, const KvLayer& kv, const RopeSpec& rope,
+  Latent(const Compute& c, const AttentionSpec& spec, const LatentWeights& w, Batch batch, const RopeSpec& rope,
          Workspace& ws)
       : c_(c),
         spec_(spec),
         w_(w),
-        kv_(kv),
+        batch_(batch),
         rope_(rope),
         ws_(ws),
         q_row_(spec.heads * (spec.nope_dim + spec.rope_dim)) {}
 
-  // The cache's rows of the batch, at `position`.
-  void append(Activations& input, uint64_t position) {
+  // The batch's rows into the caches.
+  void append(Activations& input) {
     const size_t row = spec_.head_dim;
     linear(c_, w_.kv_a, input, ws_.k);
     c_.pool->run(input.rows(), [&](size_t t, size_t) {
       float* k = ws_.k + t * row;
       c_.kernels->rms_norm(k, w_.kv_a_norm, spec_.kv_rank, spec_.latent_eps, k);
       turn(k + spec_.kv_rank, t);
-      store_row(c_, kv_, k, kv_.key(0, position + t));
+      const SequenceRows& sequence = sequence_of(batch_, t);
+      store_row(c_, *sequence.kv, k, sequence.kv->key(0, sequence.position_of(t)));
     });
   }
 
@@ -48,14 +49,14 @@ class Latent {
     });
   }
 
-  // ws.attn [row.., heads, v_dim] for `rows` queries from `row` on, the first of them at `position`.
-  void attend_rows(size_t row, size_t rows, uint64_t position) {
+  // ws.attn [row.., heads, v_dim] for `rows` queries from `row` on, counted from the batch's row `first`.
+  void attend_rows(size_t first, size_t row, size_t rows) {
     into_latent(row, rows);
     const size_t rank = spec_.kv_rank;
     // Head after head: [heads, rows, kv_rank], so that a head's rows are a batch for v_up.
-    const Queries queries{kv_,          spec_.heads,    1,    rank,        spec_.scale,
-                          ws_.latent_q, ws_.latent_out, rank, rows * rank, position};
-    attend(c_, queries, rows, ws_);
+    const Queries queries{batch_,      first + row,  rows,           spec_.heads, 1,          rank,
+                          spec_.scale, ws_.latent_q, ws_.latent_out, rank,        rows * rank};
+    attend(c_, queries, ws_);
     multiply_heads(w_.v_up, ws_.latent_out, rank, rows, spec_.v_dim, 0, ws_.attn + row * spec_.heads * spec_.v_dim,
                    spec_.heads * spec_.v_dim);
   }
@@ -94,7 +95,7 @@ class Latent {
   const Compute& c_;
   const AttentionSpec& spec_;
   const LatentWeights& w_;
-  const KvLayer& kv_;
+  const Batch batch_;
   const RopeSpec& rope_;
   Workspace& ws_;
   size_t q_row_;
@@ -102,16 +103,16 @@ class Latent {
 
 }  // namespace
 
-void attention_mla(const Compute& c, const AttentionSpec& spec, const LatentWeights& w, const KvLayer& kv,
-                   const RopeSpec& rope, Workspace& ws, Activations& input, uint64_t position, size_t first) {
+void attention_mla(const Compute& c, const AttentionSpec& spec, const LatentWeights& w, Batch batch,
+                   const RopeSpec& rope, Workspace& ws, Activations& input, size_t first) {
   const size_t T = input.rows();
-  Latent latent(c, spec, w, kv, rope, ws);
-  latent.append(input, position);
+  Latent latent(c, spec, w, batch, rope, ws);
+  latent.append(input);
   if (first == T) return;
   latent.queries(input, first);
   const size_t rows = T - first;
   for (size_t row = 0; row < rows; row += kLatentRows)
-    latent.attend_rows(row, std::min(kLatentRows, rows - row), position + first + row);
+    latent.attend_rows(first, row, std::min(kLatentRows, rows - row));
   input.bind(ws.attn, rows, spec.heads * spec.v_dim);
   linear(c, w.o, input, ws.block_out);
 }

@@ -22,8 +22,8 @@ struct LatentWeights {
 // Rows whose queries are held in the latent's space at once: at 576 values a head they are the widest rows there are.
 inline constexpr size_t kLatentRows = 32;
 
-// As attention_gqa. `kv` has one head of kv_rank + rope_dim, keys and values in the same memory.
-void attention_mla(const Compute& c, const AttentionSpec& spec, const LatentWeights& w, const KvLayer& kv,
-                   const RopeSpec& rope, Workspace& ws, Activations& input, uint64_t position, size_t first);
+// As attention_gqa. A sequence's cache has one head of kv_rank + rope_dim, keys and values in the same memory.
+void attention_mla(const Compute& c, const AttentionSpec& spec, const LatentWeights& w, Batch batch,
+                   const RopeSpec& rope, Workspace& ws, Activations& input, size_t first);
 
 }  // namespace smoe

@@ -84,15 +84,15 @@ void gate_row(const Compute& c, const RecurrentSpec& spec, const DeltaWeights& w
 
 }  // namespace
 
-void delta(const Compute& c, const RecurrentSpec& spec, const DeltaWeights& w, const RecurrentLayer& layer,
-           Workspace& ws, Activations& input, uint64_t position, size_t first) {
+void delta(const Compute& c, const RecurrentSpec& spec, const DeltaWeights& w, Batch batch, Workspace& ws,
+           Activations& input, size_t first) {
   const size_t T = input.rows(), keys = spec.keys(), values = spec.values();
   project(c, spec, w, ws, input, first);
-  convolve(c, spec, w.q_conv, layer, {0, keys}, true, ws.q, keys, position, T, ws.q, keys);
-  convolve(c, spec, w.k_conv, layer, {keys, keys}, true, ws.k, keys, position, T, ws.k, keys);
-  convolve(c, spec, w.v_conv, layer, {2 * keys, values}, true, ws.v, values, position, T, ws.v, values);
+  convolve(c, spec, w.q_conv, batch, {0, keys}, true, ws.q, keys, ws.q, keys);
+  convolve(c, spec, w.k_conv, batch, {keys, keys}, true, ws.k, keys, ws.k, keys);
+  convolve(c, spec, w.v_conv, batch, {2 * keys, values}, true, ws.v, values, ws.v, values);
   c.pool->run(T, [&](size_t t, size_t) { finish_row(c, spec, w, ws, t); });
-  scan(c, spec, layer, position, T, [&](const Slab& slab, size_t t, size_t) { step(c, spec, ws, slab, t, first); });
+  scan(c, spec, batch, [&](const Slab& slab, size_t t, size_t) { step(c, spec, ws, slab, t, first); });
   if (first == T) return;
   c.pool->run(T - first, [&](size_t r, size_t) { gate_row(c, spec, w, ws, r); });
   input.bind(ws.attn_gate, T - first, values);

@@ -20,7 +20,7 @@ struct DeltaWeights {
 };
 
 // As attention_gqa, with a state in place of the cache.
-void delta(const Compute& c, const RecurrentSpec& spec, const DeltaWeights& w, const RecurrentLayer& layer,
-           Workspace& ws, Activations& input, uint64_t position, size_t first);
+void delta(const Compute& c, const RecurrentSpec& spec, const DeltaWeights& w, Batch batch, Workspace& ws,
+           Activations& input, size_t first);
 
 }  // namespace smoe

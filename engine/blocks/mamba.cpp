@@ -5,11 +5,11 @@
 
 namespace smoe {
 
-void mamba(const Compute& c, const RecurrentSpec& spec, const MambaWeights& w, const RecurrentLayer& layer,
-           Workspace& ws, Activations& input, uint64_t position, size_t first) {
+void mamba(const Compute& c, const RecurrentSpec& spec, const MambaWeights& w, Batch batch, Workspace& ws,
+           Activations& input, size_t first) {
   const size_t T = input.rows(), n = spec.values(), keys = spec.key_dim, chosen = spec.rank + 2 * keys;
   linear(c, w.in, input, ws.q);
-  convolve(c, spec, w.conv, layer, {0, n}, true, ws.q, 2 * n, position, T, ws.v, n);
+  convolve(c, spec, w.conv, batch, {0, n}, true, ws.q, 2 * n, ws.v, n);
   input.bind(ws.v, T, n);
   linear(c, w.x, input, ws.recur_a);
   c.pool->run(T, [&](size_t t, size_t) {
@@ -20,7 +20,7 @@ void mamba(const Compute& c, const RecurrentSpec& spec, const MambaWeights& w, c
   });
   input.bind(ws.recur_rank, T, spec.rank);
   linear(c, w.dt, input, ws.recur_b);
-  scan(c, spec, layer, position, T, [&](const Slab& s, size_t t, size_t) {
+  scan(c, spec, batch, [&](const Slab& s, size_t t, size_t) {
     const float *x = ws.v + t * n + s.first, *k = ws.recur_a + t * chosen + spec.rank;
     float *dt = ws.recur_b + t * n + s.first, update[kSlab];
     for (size_t i = 0; i < s.count; ++i) {
@@ -41,13 +41,13 @@ void mamba(const Compute& c, const RecurrentSpec& spec, const MambaWeights& w, c
   linear(c, w.out, input, ws.block_out);
 }
 
-void mamba2(const Compute& c, const RecurrentSpec& spec, const Mamba2Weights& w, const RecurrentLayer& layer,
-            Workspace& ws, Activations& input, uint64_t position, size_t first) {
+void mamba2(const Compute& c, const RecurrentSpec& spec, const Mamba2Weights& w, Batch batch, Workspace& ws,
+            Activations& input, size_t first) {
   const size_t T = input.rows(), values = spec.values(), width = values + spec.channels() + spec.heads;
   linear(c, w.in, input, ws.q);
   float* const mixed = ws.q + values;
-  convolve(c, spec, w.conv, layer, {0, spec.channels()}, true, mixed, width, position, T, mixed, width);
-  scan(c, spec, layer, position, T, [&](const Slab& s, size_t t, size_t) {
+  convolve(c, spec, w.conv, batch, {0, spec.channels()}, true, mixed, width, mixed, width);
+  scan(c, spec, batch, [&](const Slab& s, size_t t, size_t) {
     const float *row = mixed + t * width, *x = row + s.head * spec.value_dim + s.first;
     const float* k = row + values + s.head * spec.key_heads / spec.heads * spec.key_dim;
     const float dt = softplus(row[spec.channels() + s.head] + w.dt_bias[s.head]);

@@ -32,9 +32,9 @@ struct Mamba2Weights {
 };
 
 // As attention_gqa, with a state in place of the cache.
-void mamba(const Compute& c, const RecurrentSpec& spec, const MambaWeights& w, const RecurrentLayer& layer,
-           Workspace& ws, Activations& input, uint64_t position, size_t first);
-void mamba2(const Compute& c, const RecurrentSpec& spec, const Mamba2Weights& w, const RecurrentLayer& layer,
-            Workspace& ws, Activations& input, uint64_t position, size_t first);
+void mamba(const Compute& c, const RecurrentSpec& spec, const MambaWeights& w, Batch batch, Workspace& ws,
+           Activations& input, size_t first);
+void mamba2(const Compute& c, const RecurrentSpec& spec, const Mamba2Weights& w, Batch batch, Workspace& ws,
+            Activations& input, size_t first);
 
 }  // namespace smoe

@@ -28,15 +28,18 @@ void write_tail(const Rows& rows, size_t row, float* tail, size_t stride) {
 
 }  // namespace
 
-void convolve(const Compute& c, const RecurrentSpec& spec, const ConvWeights& w, const RecurrentLayer& layer,
-              Channels part, bool silu, const float* x, size_t x_stride, uint64_t position, size_t T, float* out,
-              size_t out_stride) {
-  const size_t all = spec.channels(), held = spec.taps - 1;
-  c.pool->run((part.count + kChannelStep - 1) / kChannelStep, [&](size_t task, size_t) {
-    const size_t c0 = task * kChannelStep, n = std::min(kChannelStep, part.count - c0), in_tail = part.first + c0;
+void convolve(const Compute& c, const RecurrentSpec& spec, const ConvWeights& w, Batch batch, Channels part, bool silu,
+              const float* x, size_t x_stride, float* out, size_t out_stride) {
+  const size_t all = spec.channels(), held = spec.taps - 1, steps = (part.count + kChannelStep - 1) / kChannelStep;
+  c.pool->run(batch.size() * steps, [&](size_t task, size_t) {
+    const SequenceRows& sequence = batch[task / steps];
+    const RecurrentLayer& layer = sequence.recurrent;
+    const uint64_t position = sequence.position;
+    const size_t T = sequence.rows, c0 = task % steps * kChannelStep;
+    const size_t n = std::min(kChannelStep, part.count - c0), in_tail = part.first + c0;
     float before[kMaxTaps * kChannelStep];
     for (size_t i = 0; i < held; ++i) std::copy_n(layer.tail + i * all + in_tail, n, before + i * n);
-    const Rows rows{x + c0, x_stride, before, held, n};
+    const Rows rows{x + sequence.row * x_stride + c0, x_stride, before, held, n};
     if (layer.keep_at >= position && layer.keep_at - position < T)
       write_tail(rows, layer.keep_at - position, layer.kept_tail + in_tail, all);
     write_tail(rows, T, layer.tail + in_tail, all);
@@ -46,7 +49,7 @@ void convolve(const Compute& c, const RecurrentSpec& spec, const ConvWeights& w,
       for (size_t j = 0; j < spec.taps; ++j)
         of_tap[j] = rows.at(static_cast<ptrdiff_t>(t + j) - static_cast<ptrdiff_t>(held));
       c.kernels->conv_row(of_tap, w.weight + c0, part.count, w.bias == nullptr ? nullptr : w.bias + c0, spec.taps, n,
-                          silu, out + t * out_stride + c0);
+                          silu, out + (sequence.row + t) * out_stride + c0);
     }
   });
 }

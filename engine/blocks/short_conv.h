@@ -13,7 +13,7 @@ struct ShortConvWeights {
 };
 
 // As attention_gqa, with a state in place of the cache.
-void short_conv(const Compute& c, const RecurrentSpec& spec, const ShortConvWeights& w, const RecurrentLayer& layer,
-                Workspace& ws, Activations& input, uint64_t position, size_t first);
+void short_conv(const Compute& c, const RecurrentSpec& spec, const ShortConvWeights& w, Batch batch, Workspace& ws,
+                Activations& input, size_t first);
 
 }  // namespace smoe

@@ -2,11 +2,10 @@
 #include "smoe/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "core/batcher.h"
 #include "core/conversation.h"
-#include "core/draft.h"
 #include "core/forward.h"
 #include "core/info.h"
 #include "core/sampler.h"
@@ -18,11 +17,6 @@
 
 namespace smoe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 Status wire_error(const char* name, std::string hint = {}) { return {Code::usage, name, std::move(hint)}; }
 
@@ -45,13 +39,15 @@ class EngineImpl final : public Engine {
   const ModelSpec& model() const override { return vault_.model; }
   const Plan& plan() const override { return plan_; }
   std::string info_json() const override;
-  Result<Outcome> generate(const Request& request, Events& events) override;
+  bool room_for(const std::string& session) const override;
+  Status start(const Request& request, Events& events) override;
+  bool step(std::vector<Ended>* ended) override;
   Result<std::vector<TokenEvent>> score(const std::vector<int32_t>& ids, uint32_t top, Events& events) override;
   Result<std::vector<float>> logits(const std::vector<int32_t>& ids, size_t prefill) override;
   std::vector<int32_t> route_trace() const override { return trace_; }
   void reset() override;
   bool idle() override { return upkeep_->idle(); }
-  Buckets buckets() const override { return forward_->buckets(); }
+  Buckets buckets() const override { return last_buckets_; }
 
  private:
   explicit EngineImpl(const EngineOptions& options) : options_(options) {}
@@ -59,25 +55,25 @@ class EngineImpl final : public Engine {
   Status open_cache(const Log& log);
   Status open_trace(const std::string& policy);
   Status check_ids(const std::vector<int32_t>& ids) const;
-  Conversation& conversation(const std::string& name);
+  // A resident conversation, and what answers a request in it. events: of the request that runs; null = none does.
+  struct Seat {
+    Conversation conversation;
+    Sampler sampler;
+    Events* events = nullptr;
+  };
+  const Seat* seat_of(const std::string& session) const;
+  // The session's seat, or of those where nothing runs the least recently used one.
+  Seat& find_seat(const std::string& session);
+  // Its conversation is this session's from now on.
+  Conversation& claim(Seat& seat, const std::string& session);
+  Ended leave(const Sequence& sequence);
   // Computes n ids after what the conversation holds; see Forward::run for `first`.
   Status extend(Conversation& c, const int32_t* ids, size_t n, size_t first);
   // Buffers for so many rows, borrowed from the expert cache where they are more than those of a step.
   void fit_scratch(size_t rows);
-  // Computes ids[from, ...) in chunks, of the last row all the way to its hidden state. *cancelled after an
-  // interruption.
-  Status prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events, bool* cancelled);
-  Status decode(Conversation& c, const Request& request, Events& events, Outcome* outcome);
-  Status decode_after(Conversation& c, const Request& request, std::vector<int32_t>* history, Events& events,
-                      Outcome* outcome);
-  size_t guess_limit(const Conversation& c, uint32_t tokens_left) const;
-  Status extend_by_guess(Conversation& c, int32_t token, std::span<const int32_t> guess);
-  bool ends(int32_t id, const Request& request) const;
   // Calls row(position, logits) for every position of ids, cold; ids from `prefill` on are computed one at a time.
   template <class F>
   Status every_row(const std::vector<int32_t>& ids, size_t prefill, Events* events, F&& row);
-  void begin_counters(Counters* counters);
-  void end_counters(Counters* counters);
 
   EngineOptions options_;
   VaultFile vault_;
@@ -91,12 +87,11 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<Upkeep> upkeep_;
   std::unique_ptr<Forward> forward_;
-  std::unique_ptr<Sampler> sampler_;
-  std::vector<std::unique_ptr<Conversation>> conversations_;
+  std::vector<Seat> seats_;
+  std::unique_ptr<Batcher> batcher_;
   std::vector<int32_t> trace_;
-  std::vector<uint8_t> mask_;
   const Kernels* kernels_ = nullptr;
-  CacheStats before_;
+  Buckets last_buckets_;
   uint64_t clock_ = 0;
 };
 
@@ -125,23 +120,26 @@ Status EngineImpl::set_up(const Log& log) {
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));
   if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
-  SMOE_ASSIGN(scratch_, Scratch::allocate(vault_.model, plan_.chunk, p.threads));
+  SMOE_ASSIGN(scratch_,
+              Scratch::allocate(vault_.model, Scratch::own_rows(vault_.model, plan_.chunk, p.sessions), p.threads));
   SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.cache_slots * plan_.record_bytes));
   // Not beside the trunk's load: where a control group is full of page cache that is being read, huge pages are
   // refused.
   prefault_.start(slots_.data(), slots_.size());
   SMOE_TRY(open_cache(log));
+  seats_.reserve(p.sessions);
   for (uint32_t i = 0; i < p.sessions; ++i) {
     SMOE_ASSIGN(KvState kv, KvState::allocate(vault_.model, plan_.ctx, plan_.chunk, p.kv));
-    conversations_.push_back(std::make_unique<Conversation>(std::move(kv)));
+    seats_.push_back({Conversation(std::move(kv)), Sampler(vault_.model.vocab)});
   }
   pool_ = std::make_unique<ThreadPool>(p.threads);
-  sampler_ = std::make_unique<Sampler>(vault_.model.vocab);
   const Compute compute{kernels_, pool_.get(), p.float_activations};
   const std::string fingerprint = options_.history.empty() ? "" : history_fingerprint(vault_.manifest_json);
   upkeep_ =
       std::make_unique<Upkeep>(*cache_, plan_, Upkeep::Config{options_.history, fingerprint, "", options_.warm}, log);
   forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute, options_.spec);
+  const Batcher::Limits limits{plan_.chunk, scratch_.own_rows(), options_.draft};
+  batcher_ = std::make_unique<Batcher>(*forward_, *cache_, vault_.model, limits, [this](size_t n) { fit_scratch(n); });
   return Status::ok();
 }
 
@@ -200,26 +198,36 @@ Status EngineImpl::check_ids(const std::vector<int32_t>& ids) const {
   return Status::ok();
 }
 
-// The named conversation, or the least recently used one, emptied and renamed.
-Conversation& EngineImpl::conversation(const std::string& name) {
-  Conversation* oldest = conversations_.front().get();
-  for (auto& c : conversations_) {
-    if (c->name == name) {
-      c->last_use = ++clock_;
-      return *c;
-    }
-    if (c->last_use < oldest->last_use) oldest = c.get();
+const EngineImpl::Seat* EngineImpl::seat_of(const std::string& session) const {
+  const auto seat =
+      std::find_if(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.conversation.name == session; });
+  return seat == seats_.end() ? nullptr : &*seat;
+}
+
+EngineImpl::Seat& EngineImpl::find_seat(const std::string& session) {
+  const Seat* seat = seat_of(session);
+  if (seat == nullptr) {
+    seat = &*std::min_element(seats_.begin(), seats_.end(), [](const Seat& a, const Seat& b) {
+      const auto age = [](const Seat& s) { return std::pair(s.events != nullptr, s.conversation.last_use); };
+      return age(a) < age(b);
+    });
   }
-  oldest->clear();
-  oldest->name = name;
-  oldest->last_use = ++clock_;
-  return *oldest;
+  return seats_[static_cast<size_t>(seat - seats_.data())];
+}
+
+Conversation& EngineImpl::claim(Seat& seat, const std::string& session) {
+  Conversation& c = seat.conversation;
+  if (c.name != session) c.clear();
+  c.name = session;
+  c.last_use = ++clock_;
+  return c;
 }
 
 Status EngineImpl::extend(Conversation& c, const int32_t* ids, size_t n, size_t first) {
   c.reserve(n);
   fit_scratch(n);
-  SMOE_TRY(forward_->run(c.kv(), ids, n, c.length(), first));
+  const Part part{&c.kv(), ids, n, c.length(), first};
+  SMOE_TRY(forward_->run({&part, 1}));
   c.append(ids, n);
   return Status::ok();
 }
@@ -237,153 +245,57 @@ void EngineImpl::fit_scratch(size_t rows) {
   }
 }
 
-Status EngineImpl::prefill(Conversation& c, const std::vector<int32_t>& ids, size_t from, Events& events,
-                           bool* cancelled) {
-  const size_t total = ids.size() - from;
-  for (size_t at = from; at < ids.size();) {
-    if (events.cancelled()) {
-      *cancelled = true;
-      return Status::ok();
-    }
-    const size_t T = std::min<size_t>(plan_.chunk, ids.size() - at);
-    const bool last = at + T == ids.size();
-    SMOE_TRY(extend(c, ids.data() + at, T, last ? T - 1 : T));
-    at += T;
-    events.on_prefill(static_cast<uint32_t>(at - from), static_cast<uint32_t>(total));
-  }
-  return Status::ok();
+bool EngineImpl::room_for(const std::string& session) const {
+  if (std::all_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.events != nullptr; })) return false;
+  const Seat* seat = seat_of(session);
+  return seat == nullptr || seat->events == nullptr;
 }
 
-bool EngineImpl::ends(int32_t id, const Request& request) const {
-  const auto in = [id](const std::vector<int32_t>& set) { return std::find(set.begin(), set.end(), id) != set.end(); };
-  return in(vault_.model.eos_ids) || in(request.stop_ids);
-}
-
-// Samples until an end. The hidden state of the last position is in the workspace; the step after the last token is not
-// computed. A run computes the last token and a guess at those after it: row 0 of its logits is what follows the last
-// token, row i what follows guess[0, i) as well, and counts only while the guess has come true.
-Status EngineImpl::decode(Conversation& c, const Request& request, Events& events, Outcome* outcome) {
-  std::vector<int32_t> history(request.ids);
-  const Status status = decode_after(c, request, &history, events, outcome);
-  c.keep_prefix_of(history);  // a guess that nobody asked about any more is not part of the conversation
-  return status;
-}
-
-Status EngineImpl::decode_after(Conversation& c, const Request& request, std::vector<int32_t>* history, Events& events,
-                                Outcome* outcome) {
-  NgramDraft draft(request.mask ? 0 : options_.draft);
-  std::span<const int32_t> guess;
-  Counters& counters = outcome->counters;
-  const float* logits = forward_->logits(0, 1);
-  size_t row = 0;
-  while (true) {
-    if (events.cancelled() || (request.mask && !events.next_mask(&mask_))) {
-      outcome->finish = Finish::cancel;
-      return Status::ok();
-    }
-    TokenEvent token;
-    forward_->lap(&Buckets::other);
-    SMOE_TRY(sampler_->sample(logits + row * vault_.model.vocab, *history, history->size(),
-                              request.mask ? mask_.data() : nullptr, &token));
-    forward_->lap(&Buckets::sampler);
-    if (const char* warning = sampler_->take_warning()) events.on_warning(warning);
-    if (ends(token.id, request)) {
-      outcome->finish = Finish::stop;
-      return Status::ok();
-    }
-    ++counters.generated_tokens;
-    events.on_token(token);
-    history->push_back(token.id);
-    const bool came_true = row < guess.size() && guess[row] == token.id;
-    counters.accepted_tokens += came_true;
-    if (counters.generated_tokens == request.max_tokens) {
-      outcome->finish = Finish::length;
-      return Status::ok();
-    }
-    if (came_true) {
-      ++row;
-      continue;
-    }
-    draft.settle(row);
-    if (!guess.empty()) c.keep_prefix_of(*history);
-    guess = draft.propose(*history, guess_limit(c, request.max_tokens - counters.generated_tokens));
-    counters.drafted_tokens += guess.size();
-    SMOE_TRY(extend_by_guess(c, token.id, guess));
-    logits = forward_->logits(0, 1 + guess.size());
-    row = 0;
-  }
-}
-
-static_assert(kMaxDraft < kHeadRows);
-
-// How long a guess may be: its rows and the one before fit a chunk and the logits held, what comes after them is still
-// wanted, and the conversation can be rolled back over all of them.
-size_t EngineImpl::guess_limit(const Conversation& c, uint32_t tokens_left) const {
-  const size_t most = std::min<size_t>({options_.draft, plan_.chunk - 1, tokens_left - 1});
-  return c.can_take_back(most) ? most : 0;
-}
-
-Status EngineImpl::extend_by_guess(Conversation& c, int32_t token, std::span<const int32_t> guess) {
-  int32_t ids[kHeadRows] = {token};
-  std::copy(guess.begin(), guess.end(), ids + 1);
-  return extend(c, ids, 1 + guess.size(), 0);
-}
-
-void EngineImpl::begin_counters(Counters* counters) {
-  *counters = {};
-  before_ = cache_->stats();
-}
-
-void EngineImpl::end_counters(Counters* counters) {
-  const CacheStats now = cache_->stats();
-  counters->hits = now.hits - before_.hits;
-  counters->misses = now.misses - before_.misses;
-  counters->read_bytes = now.read_bytes - before_.read_bytes;
-  counters->wait_ms = now.wait_ms - before_.wait_ms;
-  counters->guessed = now.guessed - before_.guessed;
-  counters->guessed_right = now.guessed_right - before_.guessed_right;
-}
-
-Result<Outcome> EngineImpl::generate(const Request& request, Events& events) {
+Status EngineImpl::start(const Request& request, Events& events) {
   SMOE_TRY(check_ids(request.ids));
   if (request.max_tokens == 0) return wire_error("bad_request", "max_tokens is 0");
   if (!request.slide && request.ids.size() > plan_.ctx) return wire_error("ctx_overflow");
-  SMOE_TRY(sampler_->begin(request, options_.penalty_exempt));
-  Outcome outcome;
-  Counters& n = outcome.counters;
-  upkeep_->before_request();
-  begin_counters(&n);
-  Conversation& c = conversation(request.session);
-  n.prompt_tokens = static_cast<uint32_t>(request.ids.size());
-  n.cached_tokens = c.reuse(request.ids);
-  events.on_begin(n.prompt_tokens, n.cached_tokens);
-
-  auto start = Clock::now();
-  forward_->start_buckets();
-  bool cancelled = false;
-  Status status = prefill(c, request.ids, n.cached_tokens, events, &cancelled);
-  n.prefill_ms = ms_since(start);
-  start = Clock::now();
-  if (cancelled) {
-    outcome.finish = Finish::cancel;
-  } else if (status.is_ok()) {
-    status = decode(c, request, events, &outcome);
-  }
-  n.decode_ms = ms_since(start);
-  forward_->lap(&Buckets::other);
-  if (request.report_buckets) outcome.buckets = forward_->buckets();
-  end_counters(&n);
+  if (!room_for(request.session)) return {Code::failed, "start() without room_for()"};
+  Seat& seat = find_seat(request.session);
+  SMOE_TRY(seat.sampler.begin(request, options_.penalty_exempt));
   fit_scratch(1);
+  upkeep_->before_request();
+  const Buckets& so_far = batcher_->begin();
+  Conversation& c = claim(seat, request.session);
+  const uint32_t cached = c.reuse(request.ids);
+  batcher_->add(
+      std::make_unique<Sequence>(vault_.model, c, seat.sampler, request, events, cached, options_.draft, so_far));
+  seat.events = &events;
+  events.on_begin(static_cast<uint32_t>(request.ids.size()), cached);
+  return Status::ok();
+}
+
+bool EngineImpl::step(std::vector<Ended>* ended) {
+  if (batcher_->empty()) return false;
+  std::vector<std::unique_ptr<Sequence>> over;
+  const bool advanced = batcher_->step(&over);
+  for (const auto& sequence : over) ended->push_back(leave(*sequence));
+  return advanced;
+}
+
+Engine::Ended EngineImpl::leave(const Sequence& sequence) {
+  const auto seat =
+      std::find_if(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.events == &sequence.events(); });
+  seat->events = nullptr;
+  if (batcher_->empty()) fit_scratch(1);
   upkeep_->after_request();
-  if (trace_file_) SMOE_TRY(trace_file_->flush());
-  if (!status.is_ok()) return status;  // what was appended before the failure stays a valid prefix
-  return outcome;
+  last_buckets_ = sequence.buckets(forward_->buckets());
+  Ended ended{&sequence.events(), sequence.outcome()};
+  if (ended.outcome.is_ok() && sequence.report_buckets()) ended.outcome->buckets = last_buckets_;
+  const Status flushed = trace_file_ ? trace_file_->flush() : Status::ok();
+  if (!flushed.is_ok()) ended.outcome = flushed;
+  return ended;
 }
 
 template <class F>
 Status EngineImpl::every_row(const std::vector<int32_t>& ids, size_t prefill, Events* events, F&& row) {
   SMOE_TRY(check_ids(ids));
-  Conversation& c = conversation("");
+  Conversation& c = claim(find_seat(""), "");
   c.clear();
   for (size_t at = 0; at < ids.size();) {
     if (events != nullptr && events->cancelled()) return {Code::cancelled, "cancelled"};
@@ -432,7 +344,7 @@ Result<std::vector<float>> EngineImpl::logits(const std::vector<int32_t>& ids, s
 }
 
 void EngineImpl::reset() {
-  for (auto& c : conversations_) c->clear();
+  for (Seat& seat : seats_) seat.conversation.clear();
 }
 
 std::string EngineImpl::info_json() const {
@@ -442,6 +354,14 @@ std::string EngineImpl::info_json() const {
 }
 
 }  // namespace
+
+Result<Outcome> Engine::generate(const Request& request, Events& events) {
+  SMOE_TRY(start(request, events));
+  std::vector<Ended> ended;
+  while (ended.empty())
+    if (!step(&ended)) events.wait();
+  return std::move(ended.front().outcome);
+}
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options, Log log) {
   return EngineImpl::open(options, log);

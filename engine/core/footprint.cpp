@@ -14,11 +14,14 @@ uint64_t engine_state_bytes(const ModelSpec& model, const PlanOptions& options, 
 }
 
 uint64_t engine_scratch_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
-  return Scratch::bytes(model, Scratch::own_rows(model, chunk), options.threads) + Sampler::bytes(model.vocab);
+  const uint64_t sequence = Sampler::bytes(model.vocab) + model.hidden * sizeof(float);
+  const uint32_t rows = Scratch::own_rows(model, chunk, options.sessions);
+  return Scratch::bytes(model, rows, options.threads) + options.sessions * sequence;
 }
 
 uint64_t engine_chunk_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
-  return chunk > Scratch::own_rows(model, chunk) ? Scratch::chunk_bytes(model, chunk, options.threads) : 0;
+  const bool more = chunk > Scratch::own_rows(model, chunk, options.sessions);
+  return more ? Scratch::chunk_bytes(model, chunk, options.threads) : 0;
 }
 
 }  // namespace smoe

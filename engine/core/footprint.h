@@ -12,7 +12,8 @@ namespace smoe {
 uint64_t engine_trunk_bytes(const ModelSpec& model);
 // Keys and values of all sessions: per layer a ring of min(window, ctx) + chunk rows.
 uint64_t engine_state_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk);
-// Activations, staging and sampler buffers that are always there: for a chunk, or where there are experts for a step.
+// Activations and staging that are always there, for a chunk, or where there are experts for a step; for each session a
+// sampler, and the hidden state that waits for a mask.
 uint64_t engine_scratch_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk);
 // The buffers of a whole chunk where there are experts, 0 where there are none: they lie in slots of the expert cache
 // while a prompt is computed.

@@ -13,17 +13,33 @@ Forward::Forward(const ModelSpec& model, const Trunk& trunk, ExpertCache& cache,
   size_t experts = 0;
   for (const LayerSpec& l : model.layers) experts = std::max<size_t>(experts, l.ffn.experts);
   ready_.reserve(experts);
+  ids_.reserve(ws.rows);
+  batch_.reserve(ws.rows);
 }
 
-Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t position, size_t first) {
+size_t Forward::lay_out(std::span<const Part> parts) {
+  batch_.clear();
+  ids_.clear();
+  size_t first = 0;
+  for (const Part& part : parts) {
+    if (first == ids_.size()) first += part.first;  // nothing before is wanted
+    batch_.push_back({ids_.size(), part.rows, part.position});
+    ids_.insert(ids_.end(), part.ids, part.ids + part.rows);
+  }
+  return first;
+}
+
+Status Forward::run(std::span<const Part> parts) {
   layer_trace_.clear();
-  SMOE_TRY(embed(ids, T));
-  fill_ropes(position, T);
+  const size_t first = lay_out(parts), T = ids_.size();
+  SMOE_TRY(embed());
+  fill_ropes();
   const size_t rows = model_.layers.size() > 1 ? T : T - first;
   const Ahead ahead = ahead_of(0, ws_.x + (T - rows) * model_.hidden, rows);
   if (ahead.router != nullptr) read_ahead(compute_, ahead, cache_, ws_);
   lap_.into(&buckets_.other);
-  for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, kv, T, position, first));
+  for (size_t i = 0; i < model_.layers.size(); ++i) SMOE_TRY(layer(i, parts, first));
+  gather_wanted(parts);
   if (trace_ != nullptr)
     for (size_t row = 0; row < T - first; ++row)
       for (const auto& of_layer : layer_trace_) {
@@ -33,8 +49,22 @@ Status Forward::run(const KvState& kv, const int32_t* ids, size_t T, uint64_t po
   return Status::ok();
 }
 
-Status Forward::embed(const int32_t* ids, size_t T) {
+void Forward::gather_wanted(std::span<const Part> parts) {
   const size_t H = model_.hidden;
+  float* to = ws_.x;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t begin = batch_[i].row + parts[i].first, count = parts[i].rows - parts[i].first;
+    if (count == 0) continue;
+    const float* from = ws_.x + begin * H;
+    if (from != to) std::copy_n(from, count * H, to);  // towards the front, where nothing is left to be moved
+    to += count * H;
+  }
+  lap_.into(&buckets_.other);
+}
+
+Status Forward::embed() {
+  const size_t H = model_.hidden, T = ids_.size();
+  const std::vector<int32_t>& ids = ids_;
   const auto row = [&](size_t t) {
     float* x = ws_.x + t * H;
     SMOE_TRY(trunk_.embedding(static_cast<uint64_t>(ids[t]), x, ws_.normed + t * H));
@@ -50,12 +80,12 @@ Status Forward::embed(const int32_t* ids, size_t T) {
   return Status::ok();
 }
 
-void Forward::fill_ropes(uint64_t position, size_t T) {
+void Forward::fill_ropes() {
   for (size_t r = 0; r < model_.ropes.size(); ++r) {
     const RopeSpec& rope = model_.ropes[r];
     const size_t base = r * ws_.rows * ws_.rope_half;
-    compute_.pool->run(T, [&](size_t t, size_t) {
-      const float p = static_cast<float>(position + t);
+    compute_.pool->run(ids_.size(), [&](size_t t, size_t) {
+      const float p = static_cast<float>(sequence_of(batch_, t).position_of(t));
       for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
         const float angle = p * rope.inv_freq[i];
         ws_.rope_cos[base + t * ws_.rope_half + i] = std::cos(angle) * rope.scale;
@@ -65,47 +95,50 @@ void Forward::fill_ropes(uint64_t position, size_t T) {
   }
 }
 
-void Forward::mix(size_t i, const KvState& state, Activations& input, uint64_t position, size_t first) {
+void Forward::mix(size_t i, Activations& input, size_t first) {
   const AttentionSpec& a = model_.layers[i].attention;
-  if (a.is_recurrent()) return recur(i, state.recurrent().layer(i), input, position, first);
-  const KvLayer& kv = state.layer(i);
+  if (a.is_recurrent()) return recur(i, input, first);
   const LayerWeights& w = trunk_.layer(i);
   const RopeSpec& rope = model_.ropes[a.rope];
   switch (a.block) {
     case AttentionBlock::gqa:
-      return attention_gqa(compute_, a, w.attention, model_.norm_eps, kv, rope, ws_, input, position, first);
+      return attention_gqa(compute_, a, w.attention, model_.norm_eps, batch_, rope, ws_, input, first);
     case AttentionBlock::mla:
-      return attention_mla(compute_, a, w.latent, kv, rope, ws_, input, position, first);
+      return attention_mla(compute_, a, w.latent, batch_, rope, ws_, input, first);
     default:
       return;
   }
 }
 
-void Forward::recur(size_t i, const RecurrentLayer& state, Activations& input, uint64_t position, size_t first) {
+void Forward::recur(size_t i, Activations& input, size_t first) {
   const LayerWeights& w = trunk_.layer(i);
   const RecurrentSpec& spec = model_.layers[i].recurrent;
   switch (model_.layers[i].attention.block) {
     case AttentionBlock::short_conv:
-      return short_conv(compute_, spec, w.short_conv, state, ws_, input, position, first);
+      return short_conv(compute_, spec, w.short_conv, batch_, ws_, input, first);
     case AttentionBlock::delta:
-      return delta(compute_, spec, w.delta, state, ws_, input, position, first);
+      return delta(compute_, spec, w.delta, batch_, ws_, input, first);
     case AttentionBlock::mamba2:
-      return mamba2(compute_, spec, w.mamba2, state, ws_, input, position, first);
+      return mamba2(compute_, spec, w.mamba2, batch_, ws_, input, first);
     case AttentionBlock::mamba:
-      return mamba(compute_, spec, w.mamba, state, ws_, input, position, first);
+      return mamba(compute_, spec, w.mamba, batch_, ws_, input, first);
     default:
       return;
   }
 }
 
-Status Forward::layer(size_t i, const KvState& kv, size_t T, uint64_t position, size_t first) {
+Status Forward::layer(size_t i, std::span<const Part> parts, size_t first) {
   const LayerWeights& w = trunk_.layer(i);
   const bool last = i + 1 == model_.layers.size();
-  const size_t from = last ? first : 0, rows = T - from;
+  const size_t T = ids_.size(), from = last ? first : 0, rows = T - from;
   float* x = ws_.x + from * model_.hidden;
   Activations input(ws_.acts_32, ws_.acts_256);
   read(ws_.x, w.attn_norm, T, &input);
-  mix(i, kv, input, position, from);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    batch_[p].kv = &parts[p].kv->layer(i);
+    batch_[p].recurrent = parts[p].kv->recurrent().layer(i);
+  }
+  mix(i, input, from);
   if (rows > 0) add(x, w.attn_post_norm, rows);
   lap_.into(&buckets_.attention);
   if (rows == 0) return Status::ok();
@@ -137,16 +170,16 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows, size_t rows_of_nex
     lap_.into(&buckets_.expert_compute);
   }
   add(x, w.ffn_post_norm, rows);
-  // The last layer's surviving rows move to the front, where logits() finds them.
-  if (i + 1 == model_.layers.size() && x != ws_.x) std::copy_n(x, rows * model_.hidden, ws_.x);
   lap_.into(&buckets_.other);
   return Status::ok();
 }
 
-float* Forward::logits(size_t row, size_t rows) {
+float* Forward::logits(size_t row, size_t rows) { return head(ws_.x + row * model_.hidden, rows); }
+
+float* Forward::head(const float* x, size_t rows) {
   lap_.into(&buckets_.other);
   Activations input(ws_.acts_32, ws_.acts_256);
-  read(ws_.x + row * model_.hidden, trunk_.final_norm(), rows, &input);
+  read(x, trunk_.final_norm(), rows, &input);
   linear(compute_, trunk_.head(), input, ws_.logits);
   for (size_t i = 0; model_.logit_scale != 1 && i < rows * model_.vocab; ++i) ws_.logits[i] *= model_.logit_scale;
   lap_.into(&buckets_.head);

@@ -15,11 +15,11 @@ constexpr uint32_t kLargestChunk = 512, kSmallestChunk = 32;  // tokens
 // What the engine's process holds besides the buffers of the plan, measured on the running engine (5 MB of code and
 // library pages, under 1 MB of heap) with room for the allocator; per thread its stack and the allocator's arena; for
 // each expert its table entry and its place in the cache; for each position of the window the request's ids, as text
-// and twice as numbers.
+// and twice as numbers, and for each further session its ids three times, with room to grow.
 constexpr uint64_t kProcessBytes = 16u << 20;
 constexpr uint64_t kThreadBytes = 256u << 10;
 constexpr uint64_t kRecordBytes = 128;
-constexpr uint64_t kPositionBytes = 64;
+constexpr uint64_t kPositionBytes = 64, kSessionPositionBytes = 24;
 
 Status check_options(const PlanOptions& o) {
   if (o.budget_bytes != 0 && o.ring_slots != 0) {
@@ -70,7 +70,8 @@ void measure(const ModelSpec& model, const PlanOptions& o, const Experts& expert
   const uint64_t parts = p->trunk_bytes + p->state_bytes + p->scratch_bytes;
   p->min_expert_cache_bytes = experts.least();
   p->process_bytes = kProcessBytes + std::max(1u, o.threads) * kThreadBytes + experts.records * kRecordBytes +
-                     o.ctx * kPositionBytes + page_table_bytes(parts + p->min_expert_cache_bytes);
+                     o.ctx * (kPositionBytes + (o.sessions - 1) * kSessionPositionBytes) +
+                     page_table_bytes(parts + p->min_expert_cache_bytes);
   p->floor_bytes = parts + p->process_bytes + p->min_expert_cache_bytes;
 }
 

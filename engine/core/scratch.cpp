@@ -163,9 +163,9 @@ uint64_t logits_bytes(const ModelSpec& model, size_t rows) {
 
 }  // namespace
 
-uint32_t Scratch::own_rows(const ModelSpec& model, uint32_t chunk) {
+uint32_t Scratch::own_rows(const ModelSpec& model, uint32_t chunk, uint32_t sessions) {
   const bool experts = std::any_of(model.layers.begin(), model.layers.end(), [](auto& l) { return l.ffn.is_moe(); });
-  return experts ? std::min<uint32_t>(chunk, kHeadRows) : chunk;
+  return experts ? std::min(chunk, std::max<uint32_t>(kHeadRows, sessions)) : chunk;
 }
 
 uint64_t Scratch::chunk_bytes(const ModelSpec& model, uint32_t rows, uint32_t threads) {
@@ -177,9 +177,9 @@ uint64_t Scratch::bytes(const ModelSpec& model, uint32_t rows, uint32_t threads)
   return logits_bytes(model, rows) + chunk_bytes(model, rows, threads);
 }
 
-Result<Scratch> Scratch::allocate(const ModelSpec& model, uint32_t chunk, uint32_t threads) {
+Result<Scratch> Scratch::allocate(const ModelSpec& model, uint32_t own_rows, uint32_t threads) {
   Scratch scratch;
-  scratch.own_rows_ = own_rows(model, chunk);
+  scratch.own_rows_ = own_rows;
   SMOE_ASSIGN(scratch.memory_, AlignedBuffer::allocate(bytes(model, scratch.own_rows_, threads)));
   scratch.workspace_.logits = scratch.memory_.as<float>();
   scratch.use_own(model, threads);

@@ -13,12 +13,12 @@ namespace smoe {
 
 class Scratch {
  public:
-  // Rows that are always there: all of a chunk, or as many as there are logits.
-  static uint32_t own_rows(const ModelSpec& model, uint32_t chunk);
+  // Rows that are always there: all of a chunk, or as many as there are logits, or sessions.
+  static uint32_t own_rows(const ModelSpec& model, uint32_t chunk, uint32_t sessions);
   static uint64_t bytes(const ModelSpec& model, uint32_t rows, uint32_t threads);
   // Of use(): the logits are not among them.
   static uint64_t chunk_bytes(const ModelSpec& model, uint32_t rows, uint32_t threads);
-  static Result<Scratch> allocate(const ModelSpec& model, uint32_t chunk, uint32_t threads);
+  static Result<Scratch> allocate(const ModelSpec& model, uint32_t own_rows, uint32_t threads);
 
   // The same object always; what it points to moves with use() and use_own().
   Workspace& workspace() { return workspace_; }

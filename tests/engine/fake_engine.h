@@ -35,6 +35,10 @@ class FakeEngine final : public Engine {
   std::vector<int32_t> route_trace() const override { return {}; }
   Result<std::vector<float>> logits(const std::vector<int32_t>&, size_t) override { return std::vector<float>{}; }
 
+  bool room_for(const std::string&) const override { return true; }
+  Status start(const Request&, Events&) override { return {Code::failed, "one at a time"}; }
+  bool step(std::vector<Ended>*) override { return false; }
+
   Result<Outcome> generate(const Request& r, Events& events) override {
     last_ = r;
     if (!r.slide && r.ids.size() > kCtx) return Status{Code::usage, "ctx_overflow"};
@@ -50,7 +54,8 @@ class FakeEngine final : public Engine {
     std::vector<uint8_t> mask;
     for (int32_t id = r.ids.back();;) {
       wait_at_gate();
-      if (events.cancelled() || (r.mask && !events.next_mask(&mask))) return finish(o, Finish::cancel);
+      if (events.cancelled() || (r.mask && events.next_mask(&mask) != MaskAnswer::ready))
+        return finish(o, Finish::cancel);
       id = next(id, r.mask ? mask.data() : nullptr);
       if (id < 0) return Status{Code::usage, "bad_request", "the mask allows no token"};
       if (id == kEos || std::count(r.stop_ids.begin(), r.stop_ids.end(), id)) return finish(o, Finish::stop);

@@ -5,6 +5,7 @@ G2  any cache size                  G6  warm == cold: append, edit, regenerate, 
 G3  direct == buffered reads,       G7  any chunk; decode == prefill
     io_uring == pread               G8  any cache policy (test_policies.py)
 G9  reading ahead on guesses, any number of them, or none
+G10 any partners in a batch (test_batching.py)
 G4  every ISA: each gate on each; integer kernels agree with scalar bit for bit
 """
 

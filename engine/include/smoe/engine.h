@@ -1,4 +1,5 @@
-// The engine: opens a vault under a memory plan and answers requests, one at a time. Not thread-safe: one caller.
+// The engine: opens a vault under a memory plan and answers requests, one at a time or several together. Not
+// thread-safe: one caller.
 #pragma once
 
 #include <functional>
@@ -46,9 +47,24 @@ class Engine {
   virtual const Plan& plan() const = 0;
   virtual std::string info_json() const = 0;  // one line
 
-  // Errors are named by the wire protocol: Code::usage with message "empty_suffix", "ctx_overflow", "bad_request";
-  // Code::io "io_error"; Code::failed "non_finite"; Code::resources "no_memory".
-  virtual Result<Outcome> generate(const Request& request, Events& events) = 0;
+  // One request from start to end; nothing else runs. Errors are named by the wire protocol: Code::usage with message
+  // "empty_suffix", "ctx_overflow", "bad_request"; Code::io "io_error"; Code::failed "non_finite"; Code::resources
+  // "no_memory".
+  virtual Result<Outcome> generate(const Request& request, Events& events);
+
+  // Requests that advance together, each with the tokens, and the errors, that it has alone. While some run, score(),
+  // logits(), reset() and idle() are not to be called.
+  // Whether start() may be called for this conversation: it is not in use, and fewer than PlanOptions::sessions run.
+  virtual bool room_for(const std::string& session) const = 0;
+  // Errors: those that generate() finds before it computes anything. `events` lives until the request has ended.
+  virtual Status start(const Request& request, Events& events) = 0;
+  struct Ended {
+    Events* events;
+    Result<Outcome> outcome;
+  };
+  // Computes one pass for all that run, and appends those that have ended. False: nothing could be done, as all of them
+  // wait for a mask, or none runs.
+  virtual bool step(std::vector<Ended>* ended) = 0;
 
   // Log-probability of ids[i] given ids[0..i), natural log, for i in 1..n-1, and the `top` most likely in its place.
   // Uses and replaces the session's state.

@@ -13,6 +13,8 @@ struct TokenEvent {
   std::vector<std::pair<int32_t, float>> top;  // the `logprobs` most likely, best first
 };
 
+enum class MaskAnswer { ready, pending, cancel };
+
 class Events {
  public:
   virtual ~Events() = default;
@@ -22,8 +24,11 @@ class Events {
   virtual void on_warning(const char* /*text*/) {}
   // Polled before each token and each prefill chunk; true ends the request with fin = cancel.
   virtual bool cancelled() { return false; }
-  // Asked before each sampled token when Request::mask is set: one bit per vocabulary id, LSB first; false = cancel.
-  virtual bool next_mask(std::vector<uint8_t>* /*bits*/) { return false; }
+  // Asked before each sampled token when Request::mask is set: one bit per vocabulary id, LSB first. With `pending` it
+  // is asked again later, and what runs beside this request goes on meanwhile.
+  virtual MaskAnswer next_mask(std::vector<uint8_t>* /*bits*/) { return MaskAnswer::cancel; }
+  // Nothing can be done before a mask has come: waits until next_mask() or cancelled() may answer otherwise.
+  virtual void wait() {}
 };
 
 }  // namespace smoe

@@ -1,0 +1,61 @@
+// Continuous batching: each pass advances every sequence that can be advanced, by one token (and a guess) where it
+// decodes, by what is left of the chunk where it reads its prompt. So a newcomer's prompt holds the others up for one
+// chunk at a time, and who waits for a mask holds up nobody.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/forward.h"
+#include "core/sequence.h"
+
+namespace smoe {
+
+class Batcher {
+ public:
+  // Rows of a pass: at most, and without a prompt; tokens to guess at for one sequence.
+  struct Limits {
+    uint32_t chunk = 0, step = 0, draft = 0;
+  };
+  // References outlive the object. `prepare` is called with the rows of each pass before it.
+  Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, const Limits& limits,
+          std::function<void(size_t)> prepare);
+
+  // Before the sequence is made: its time begins.
+  const Buckets& begin();
+  void add(std::unique_ptr<Sequence> sequence) { running_.push_back(std::move(sequence)); }
+  bool empty() const { return running_.empty(); }
+  // One pass. False: nothing could be computed, since every sequence waits for its mask. What has ended goes to
+  // `ended`.
+  bool step(std::vector<std::unique_ptr<Sequence>>* ended);
+
+ private:
+  struct Turn {
+    Sequence* sequence;
+    Part part;
+  };
+
+  bool draw_where_masks_arrived();
+  // Whose turn it is in this pass, and with what.
+  void plan_turns();
+  void plan_tokens(size_t* room);
+  void plan_prompts(size_t room);
+  Status compute(std::span<const Turn> turns);
+  // Every turn by itself, so that what keeps a pass from being computed is told to those that it concerns.
+  void compute_apart();
+  void draw(std::span<const Turn> turns);
+  void take(Sequence& sequence, const float* logits, size_t row);
+
+  Forward& forward_;
+  const ExpertCache& cache_;
+  const ModelSpec& model_;
+  const Limits limits_;
+  const std::function<void(size_t)> prepare_;
+  std::vector<std::unique_ptr<Sequence>> running_;
+  std::vector<Turn> turns_;
+  std::vector<Part> parts_;
+  std::vector<Sequence*> prompts_;
+};
+
+}  // namespace smoe
