@@ -101,7 +101,12 @@ const float* checked_importance(const std::optional<FloatArray>& importance, uin
   return importance->data();
 }
 
-py::bytes encode(const std::string& name, const FloatArray& array, const std::optional<FloatArray>& importance) {
+py::bytes encode(const std::string& name, const FloatArray& array, const std::optional<FloatArray>& importance,
+                 const std::string& rule_name) {
+  if (rule_name != "mlx-gpu" && rule_name != "mlx-cpu") {
+    raise(Status(Code::usage, "unknown rule '" + rule_name + "'", "mlx-gpu or mlx-cpu"));
+  }
+  const MlxRule rule = rule_name == "mlx-cpu" ? MlxRule::cpu : MlxRule::gpu;
   const Encoding e = find_encoding(name);
   if (array.ndim() != 2) raise(Status(Code::usage, "encode takes a two-dimensional array [rows, cols]"));
   const auto rows = static_cast<uint64_t>(array.shape(0)), cols = static_cast<uint64_t>(array.shape(1));
@@ -109,7 +114,7 @@ py::bytes encode(const std::string& name, const FloatArray& array, const std::op
   Status status;
   const float* src = array.data();
   const float* weights = checked_importance(importance, cols);
-  py::bytes out = fill_bytes(size, [&](uint8_t* dst) { status = encode_rows(e, src, rows, cols, dst, weights); });
+  py::bytes out = fill_bytes(size, [&](uint8_t* dst) { status = encode_rows(e, src, rows, cols, dst, weights, rule); });
   check(status);
   return out;
 }
@@ -141,6 +146,7 @@ py::bytes repack(const std::string& name, const py::buffer& data, uint64_t rows,
 void bind_quant(py::module_& m) {
   m.def("encodings", &names, "Names of the encodings a weight can be stored in.");
   m.def("encode", &encode, py::arg("name"), py::arg("array"), py::arg("importance") = py::none(),
+        py::arg("rule") = "mlx-gpu",
         "float32 [rows, cols] -> bytes in rows layout. A non-finite value is a CoreError naming its flat index.");
   m.def("decode", &decode, py::arg("name"), py::arg("data"), py::arg("rows"), py::arg("cols"),
         py::arg("layout") = "rows", "Stored bytes -> float32 [rows, cols].");

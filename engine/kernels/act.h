@@ -44,6 +44,7 @@ struct Tile {
   size_t panel, blocks;
   const uint8_t* const* acts;
   float* out;
+  Encoding encoding;
 };
 
 template <class Act, int T>

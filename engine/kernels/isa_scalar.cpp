@@ -75,17 +75,19 @@ void load_levels(const Matrix& w, const Codec& c, size_t row, size_t b, Levels* 
   c.levels(block, out);
 }
 
-// One block of one row times one token's: acc + d_w d_a (integer dot) - dmin_w d_a (integer dot with the sums).
-float dot_block(const Levels& w, size_t values, const int8_t* q, float d, float acc) {
+// `count` values of a block from the first on, of one row, times one token's block: acc + d_w d_a (integer dot) -
+// dmin_w d_a (integer dot with the sums).
+float dot_block(const Levels& w, size_t first, size_t count, const int8_t* q, float d, float acc) {
   int32_t dot = 0, mins = 0;
-  for (size_t k = 0; k < values; k += w.sub) {
+  const size_t step = std::min<size_t>(w.sub, count);
+  for (size_t k = 0; k < count; k += step) {
     int32_t part = 0, sum = 0;
-    for (size_t i = k; i < k + w.sub; ++i) {
-      part += w.q[i] * q[i];
+    for (size_t i = k; i < k + step; ++i) {
+      part += w.q[first + i] * q[i];
       sum += q[i];
     }
-    dot += w.scale[k / w.sub] * part;
-    mins += w.min[k / w.sub] * sum;
+    dot += w.scale[(first + k) / w.sub] * part;
+    mins += w.min[(first + k) / w.sub] * sum;
   }
   acc = std::fmaf(static_cast<float>(dot), w.d * d, acc);
   return w.has_min ? std::fmaf(-static_cast<float>(mins), w.dmin * d, acc) : acc;
@@ -96,6 +98,7 @@ void matmul_q8(const Matrix& w, const uint8_t* acts, const uint32_t* act_index, 
   const Codec& c = codec(w.encoding);
   const ActFormat format = act_format(w.encoding);
   const size_t stride = act_row_bytes(format, w.cols), values = c.info.block_values, blocks = w.cols / values;
+  const size_t act_values = format == ActFormat::q8_32 ? 32 : 256, parts = values / act_values;  // of a weight block
   const size_t act_bytes = format == ActFormat::q8_32 ? sizeof(Act32) : sizeof(Act256);
   const size_t d_offset = format == ActFormat::q8_32 ? offsetof(Act32, d) : offsetof(Act256, d);
   for (size_t row = row0; row < row1; ++row) {
@@ -106,9 +109,11 @@ void matmul_q8(const Matrix& w, const uint8_t* acts, const uint32_t* act_index, 
         Levels levels;
         load_levels(w, c, row, b, &levels);
         for (size_t t = 0; t < n; ++t) {
-          const uint8_t* block = act_row(acts, act_index, t0 + t, stride) + b * act_bytes;
-          const float d = *reinterpret_cast<const float*>(block + d_offset);
-          acc[t] = dot_block(levels, values, reinterpret_cast<const int8_t*>(block), d, acc[t]);
+          const uint8_t* block = act_row(acts, act_index, t0 + t, stride) + b * parts * act_bytes;
+          for (size_t i = 0; i < parts; ++i, block += act_bytes) {
+            const float d = *reinterpret_cast<const float*>(block + d_offset);
+            acc[t] = dot_block(levels, i * act_values, act_values, reinterpret_cast<const int8_t*>(block), d, acc[t]);
+          }
         }
       }
       for (size_t t = 0; t < n; ++t) y[(t0 + t) * y_stride + row] = acc[t];

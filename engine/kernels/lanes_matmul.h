@@ -57,7 +57,7 @@ inline F field(I word, int32_t mask) {
   return to_float(bit_and(shift_right<Shift>(word), set(mask)));
 }
 
-inline void decode_q8_0(const uint8_t* panel, float* out) {
+inline void decode_q8_0(Encoding, const uint8_t* panel, float* out) {
   const F d = scales_at(panel), offset = set(128.0f);
   for (size_t g = 0; g < 8; ++g, out += 4 * kLanes) {
     const I word = load_int(panel + 32 + 64 * g);
@@ -81,11 +81,11 @@ inline void decode_nibbles(const uint8_t* groups, F scale, F offset, F min, floa
   }
 }
 
-inline void decode_q4_0(const uint8_t* panel, float* out) {
+inline void decode_q4_0(Encoding, const uint8_t* panel, float* out) {
   decode_nibbles(panel + 32, scales_at(panel), set(8.0f), set(0.0f), out);
 }
 
-inline void decode_q4_k(const uint8_t* panel, float* out) {
+inline void decode_q4_k(Encoding, const uint8_t* panel, float* out) {
   const F d = scales_at(panel), dmin = scales_at(panel + 32);
   const PanelScales s = scales_q4_k(panel);
   for (size_t i = 0; i < 8; ++i) {
@@ -94,7 +94,7 @@ inline void decode_q4_k(const uint8_t* panel, float* out) {
   }
 }
 
-inline void decode_q6_k(const uint8_t* panel, float* out) {
+inline void decode_q6_k(Encoding, const uint8_t* panel, float* out) {
   const F d = scales_at(panel), offset = set(32.0f);
   const I low = set(0x0f0f0f0f), high = set(0x30303030);
   for (size_t s = 0; s < 16; ++s) {
@@ -133,17 +133,20 @@ inline void decode_strip(const uint8_t* strip, const F* scale, const F* min, siz
   if constexpr (Step < 7) decode_strip<E, Step + 1>(strip, scale, min, sub_cols, out);
 }
 
-using DecodePanel = void (*)(const uint8_t* panel, float* out);
+using DecodePanel = void (*)(Encoding e, const uint8_t* panel, float* out);
 
 struct StripDecoders {  // see visit_strips
   template <class E>
-  static void one_block(const uint8_t* panel, float* out) {
-    const F scale = E::scale(panel), min = sub(set(0.0f), E::base(panel));
-    decode_strip<E>(panel + E::kStrip, &scale, &min, 32, out);
+  static void one_block(Encoding e, const uint8_t* panel, float* out) {
+    const E format(e);
+    const F scale = format.scale(panel), min = sub(set(0.0f), format.base(panel));
+    for (size_t s = 0; s < format.strips(); ++s) {
+      decode_strip<E>(panel + format.header() + 64 * E::kBits * s, &scale, &min, 32, out + 32 * kLanes * s);
+    }
   }
 
   template <class E>
-  static void super_block(const uint8_t* panel, float* out) {
+  static void super_block(Encoding, const uint8_t* panel, float* out) {
     const F d = scales_at(panel), dmin = E::kMin ? scales_at(panel + 32) : set(0.0f);
     SubScales scales;
     E::scales(panel, &scales);
@@ -216,7 +219,7 @@ void panel_matmul_f32(const Matrix& w, const FloatCall& call) {
       }
       const uint8_t* panel = w.data + row / kPanelRows * blocks * block;
       for (size_t b = 0; b < blocks; ++b, panel += block) {
-        decode(panel, values);
+        decode(w.encoding, panel, values);
         size_t t = 0;
         for (; t + 4 <= tokens; t += 4) block_times<4>(values, n, x + t, b * n, acc + t);
         for (; t < tokens; ++t) block_times<1>(values, n, x + t, b * n, acc + t);

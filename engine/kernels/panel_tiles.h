@@ -3,8 +3,7 @@
 // defined
 //   kTileTokens  tokens in a full tile
 //   kTilePanels  panels in a full tile (1 or 2)
-// and per encoding a struct E with kBlock (bytes of a panel block) and a function template tile<P, T>(const Tile&)
-// (act.h).
+// and per encoding a struct E with a function template tile<P, T>(const Tile&) (act.h).
 
 struct PanelCall {
   const Matrix& w;
@@ -22,8 +21,9 @@ void run_tile(const PanelCall& call, size_t row, size_t t0) {
   const uint8_t* acts[T];
   for (size_t t = 0; t < T; ++t) acts[t] = act_row(call.acts, call.index, t0 + t, call.act_bytes);
   const size_t blocks = call.w.cols / encoding_info(call.w.encoding).block_values;
+  const size_t panel = kPanelRows * blocks * encoding_info(call.w.encoding).block_bytes;
   alignas(64) float out[P * T * kLanes];
-  E::template tile<P, T>({call.w.data + row / kPanelRows * blocks * E::kBlock, blocks * E::kBlock, blocks, acts, out});
+  E::template tile<P, T>({call.w.data + row / kPanelRows * panel, panel, blocks, acts, out, call.w.encoding});
   for (size_t p = 0; p < P; ++p) {
     const size_t first_row = row + p * kPanelRows;
     const size_t rows = call.row1 - first_row < kPanelRows ? call.row1 - first_row : kPanelRows;

@@ -43,7 +43,14 @@ inline I strip_group(const uint8_t* p) {
 
 inline F scales_at(const uint8_t* p) { return widen_f16(load_16(reinterpret_cast<const uint16_t*>(p))); }
 
-// ---- one scale for 32 columns: value = scale * (level - kOffset) + base ----
+// ---- one scale for a block of one strip or several: value = scale * (level - kOffset) + base ----
+
+// What those of one strip share. Formats are objects, for what is known only when they run.
+template <class Levels>
+struct OneStrip : Levels {
+  explicit OneStrip(Encoding) {}
+  static constexpr size_t strips() { return 1; }
+};
 
 // Levels as they are stored.
 template <int Bits>
@@ -70,40 +77,50 @@ alignas(16) constexpr uint8_t kUnevenTable[16] = {1,   24,  45,  63,  79,  93,  
 alignas(16) constexpr uint8_t kFp4Table[16] = {16, 17, 18, 19, 20, 22, 24, 28,
                                                16, 15, 14, 13, 12, 10, 8,  4};  // kTwice of quant/mxfp4.cpp + 16
 
-struct Q4_1 : PlainLevels<4> {
-  static constexpr size_t kBlock = 320, kStrip = 64;
+struct Q4_1 : OneStrip<PlainLevels<4>> {
+  using OneStrip::OneStrip;
+  static constexpr size_t block() { return 320; }
+  static constexpr size_t header() { return 64; }
   static constexpr int kOffset = 0;
   static constexpr bool kMin = true;
   static F scale(const uint8_t* w) { return scales_at(w); }
   static F base(const uint8_t* w) { return scales_at(w + 32); }
 };
 
-struct Q5_0 : PlainLevels<5> {
-  static constexpr size_t kBlock = 352, kStrip = 32;
+struct Q5_0 : OneStrip<PlainLevels<5>> {
+  using OneStrip::OneStrip;
+  static constexpr size_t block() { return 352; }
+  static constexpr size_t header() { return 32; }
   static constexpr int kOffset = 16;
   static constexpr bool kMin = false;
   static F scale(const uint8_t* w) { return scales_at(w); }
   static F base(const uint8_t*) { return set(0.0f); }
 };
 
-struct Q5_1 : PlainLevels<5> {
-  static constexpr size_t kBlock = 384, kStrip = 64;
+struct Q5_1 : OneStrip<PlainLevels<5>> {
+  using OneStrip::OneStrip;
+  static constexpr size_t block() { return 384; }
+  static constexpr size_t header() { return 64; }
   static constexpr int kOffset = 0;
   static constexpr bool kMin = true;
   static F scale(const uint8_t* w) { return scales_at(w); }
   static F base(const uint8_t* w) { return scales_at(w + 32); }
 };
 
-struct Iq4Nl : TableLevels<kUnevenTable, 241> {
-  static constexpr size_t kBlock = 288, kStrip = 32;
+struct Iq4Nl : OneStrip<TableLevels<kUnevenTable, 241>> {
+  using OneStrip::OneStrip;
+  static constexpr size_t block() { return 288; }
+  static constexpr size_t header() { return 32; }
   static constexpr int kOffset = 128;
   static constexpr bool kMin = false;
   static F scale(const uint8_t* w) { return scales_at(w); }
   static F base(const uint8_t*) { return set(0.0f); }
 };
 
-struct Mxfp4 : TableLevels<kFp4Table, 28> {
-  static constexpr size_t kBlock = 272, kStrip = 16;
+struct Mxfp4 : OneStrip<TableLevels<kFp4Table, 28>> {
+  using OneStrip::OneStrip;
+  static constexpr size_t block() { return 272; }
+  static constexpr size_t header() { return 16; }
   static constexpr int kOffset = 16;
   static constexpr bool kMin = false;
   // 2^(e - 128): e - 1 as the exponent, but for e 0 and 1 the subnormal 2^21 << e.
@@ -114,6 +131,24 @@ struct Mxfp4 : TableLevels<kFp4Table, 28> {
     return as_float(bit_or(normal, subnormal));
   }
   static F base(const uint8_t*) { return set(0.0f); }
+};
+
+template <int Bits>
+struct Mlx : PlainLevels<Bits> {
+  static constexpr int kOffset = 0;
+  static constexpr bool kMin = true;
+  MlxFormat format;
+  size_t scale_bytes;
+  explicit Mlx(Encoding e) : format(mlx_format(e)), scale_bytes(format.scales == Encoding::f32 ? 64 : 32) {}
+  size_t strips() const { return format.group / 32; }
+  size_t header() const { return 2 * scale_bytes; }
+  size_t block() const { return header() + 64 * Bits * strips(); }
+  F scale(const uint8_t* w) const {
+    if (format.scales == Encoding::f32) return load(reinterpret_cast<const float*>(w));
+    const auto* h = reinterpret_cast<const uint16_t*>(w);
+    return format.scales == Encoding::f16 ? widen_f16(load_16(h)) : widen_bf16(load_16(h));
+  }
+  F base(const uint8_t* w) const { return scale(w + scale_bytes); }
 };
 
 // ---- super-blocks: value = d * scale * (level - kOffset) - dmin * min, sub-blocks of kSub columns, kMin or not ----
@@ -200,7 +235,25 @@ struct Iq4Xs : TableLevels<kUnevenTable, 241> {
   static void scales(const uint8_t* w, SubScales* out) { signed_scales<8>(w + 32, w + 96, out); }
 };
 
-// f.one<E>() for an encoding with one scale for 32 columns, f.super<E>() for one of super-blocks.
+template <class Visitor>
+inline auto visit_mlx(Encoding e, Visitor&& f) {
+  switch (mlx_format(e).bits) {
+    case 2:
+      return f.template one<Mlx<2>>();
+    case 3:
+      return f.template one<Mlx<3>>();
+    case 4:
+      return f.template one<Mlx<4>>();
+    case 5:
+      return f.template one<Mlx<5>>();
+    case 6:
+      return f.template one<Mlx<6>>();
+    default:
+      return f.template one<Mlx<8>>();
+  }
+}
+
+// f.one<E>() for an encoding with one scale a block, f.super<E>() for one of super-blocks.
 template <class Visitor>
 inline auto visit_strips(Encoding e, Visitor&& f) {
   switch (e) {
@@ -220,7 +273,9 @@ inline auto visit_strips(Encoding e, Visitor&& f) {
       return f.template super<Q3_K>();
     case Encoding::iq4_xs:
       return f.template super<Iq4Xs>();
-    default:
+    case Encoding::q5_k:
       return f.template super<Q5_K>();
+    default:
+      return visit_mlx(e, f);
   }
 }

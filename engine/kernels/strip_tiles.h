@@ -80,47 +80,54 @@ inline int32_t start_of(const Act32& act) {
 
 template <class E>
 struct OneScaleTile {
-  static constexpr size_t kBlock = E::kBlock;
-
   template <int P, int T>
   static void tile(const Tile& job) {
+    const E format(job.encoding);
     const Act32* act[T];
     act_pointers(job, act);
     F acc[P][T];
     clear_floats(acc);
     const uint8_t* w = job.w;
-    for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
-      I part[P][T], total[P][T];
-      const int8_t* x[T];
-      clear_ints(part);
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) {
-        x[t] = act[t][b].q;
-        const I start = set(start_of<E::kOffset - level_bias(E::kMost)>(act[t][b]));
+    for (size_t b = 0; b < job.blocks; ++b, w += format.block()) {
+      if (T == 1) prefetch(w, format.block());
+      F d[P], base[P];
 #pragma GCC unroll 2
-        for (int p = 0; p < P; ++p) total[p][t] = start;
+      for (int p = 0; p < P; ++p) {
+        d[p] = format.scale(w + static_cast<size_t>(p) * job.panel);
+        base[p] = format.base(w + static_cast<size_t>(p) * job.panel);
       }
-      add_strip<E, P, T>(w + E::kStrip, job.panel, x, part, total);
-      scale(w, job.panel, act, b, total, acc);
+      for (size_t s = 0; s < format.strips(); ++s) {
+        const uint8_t* strip = w + format.header() + 64 * E::kBits * s;
+        add_scaled<P, T>(strip, job.panel, act, b * format.strips() + s, d, base, acc);
+      }
     }
     put_tile(acc, job.out);
   }
 
-  // acc += scale d_a total + min d_a sum
+  // acc += scale d_a (levels . activations) + base d_a sum
   template <int P, int T>
-  static inline void scale(const uint8_t* w, size_t panel, const Act32* const (&act)[T], size_t b,
-                           const I (&total)[P][T], F (&acc)[P][T]) {
+  static inline void add_scaled(const uint8_t* strip, size_t panel, const Act32* const (&act)[T], size_t k,
+                                const F (&d)[P], const F (&base)[P], F (&acc)[P][T]) {
+    I part[P][T], total[P][T];
+    const int8_t* x[T];
+    clear_ints(part);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      x[t] = act[t][k].q;
+      const I start = set(start_of<E::kOffset - level_bias(E::kMost)>(act[t][k]));
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) total[p][t] = start;
+    }
+    add_strip<E, P, T>(strip, panel, x, part, total);
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) {
-      const F d = E::scale(w + static_cast<size_t>(p) * panel), m = E::base(w + static_cast<size_t>(p) * panel);
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
-        const F da = set(act[t][b].d);
-        acc[p][t] = fma(to_float(total[p][t]), mul(d, da), acc[p][t]);
+        const F da = set(act[t][k].d);
+        acc[p][t] = fma(to_float(total[p][t]), mul(d[p], da), acc[p][t]);
         if constexpr (E::kMin) {
-          const float sum = static_cast<float>(act[t][b].start8) * -0.125f;
-          acc[p][t] = fma(set(sum), mul(m, da), acc[p][t]);
+          const float sum = static_cast<float>(act[t][k].start8) * -0.125f;
+          acc[p][t] = fma(set(sum), mul(base[p], da), acc[p][t]);
         }
       }
     }

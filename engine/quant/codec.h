@@ -22,11 +22,12 @@ struct Levels {
   int16_t q[kMaxBlockValues];
 };
 
-// What an encoder may know beside the block's values: the importance of its columns (null = none), and the mean square
-// of the whole row.
+// What an encoder may know beside the block's values: the importance of its columns (null = none), the mean square of
+// the whole row, and MLX's rule.
 struct BlockFit {
   const float* importance = nullptr;
   float mean_square = 0;
+  MlxRule rule = MlxRule::gpu;
 };
 
 // One block-quantised encoding. "block" is the ecosystem's own block; "panel block" is sixteen of them, one per row, in
@@ -44,6 +45,7 @@ const Codec& codec(Encoding e);  // quantised encodings only
 
 extern const Codec kCodecQ8_0, kCodecQ4_0, kCodecQ4_1, kCodecQ5_0, kCodecQ5_1, kCodecMxfp4, kCodecIq4Nl;
 extern const Codec kCodecQ2_K, kCodecQ3_K, kCodecQ4_K, kCodecQ5_K, kCodecQ6_K, kCodecIq4Xs;
+const Codec& mlx_codec(Encoding e);
 
 // decode_block of an encoding whose values are those that its levels give.
 template <void (*LevelsOf)(const uint8_t*, Levels*), uint32_t N>

@@ -80,13 +80,14 @@ const Codec& codec(Encoding e) {
   static constexpr const Codec* kCodecs[] = {&kCodecQ8_0, &kCodecQ4_0, &kCodecQ4_K,  &kCodecQ6_K,  &kCodecQ4_1,
                                              &kCodecQ5_0, &kCodecQ5_1, &kCodecMxfp4, &kCodecIq4Nl, &kCodecQ2_K,
                                              &kCodecQ3_K, &kCodecQ5_K, &kCodecIq4Xs};
+  if (is_mlx(e)) return mlx_codec(e);
   return *kCodecs[static_cast<size_t>(e) - std::size(kPlain)];
 }
 
 const std::vector<Encoding>& all_encodings() {
   static const std::vector<Encoding> all = [] {
     std::vector<Encoding> found;
-    for (size_t i = 0; i <= static_cast<size_t>(Encoding::iq4_xs); ++i) found.push_back(static_cast<Encoding>(i));
+    for (size_t i = 0; i <= static_cast<size_t>(Encoding::mlx_last); ++i) found.push_back(static_cast<Encoding>(i));
     return found;
   }();
   return all;
@@ -110,10 +111,10 @@ uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols) {
 namespace {
 
 // One row of blocks; `index` is that of its first value in the whole matrix.
-Status encode_row(Encoding e, const float* src, uint64_t cols, uint64_t index, const float* importance, uint8_t* dst) {
+Status encode_row(Encoding e, const float* src, uint64_t cols, uint64_t index, BlockFit fit, uint8_t* dst) {
   const Codec& c = codec(e);
   const uint64_t values = c.info.block_values;
-  BlockFit fit;
+  const float* importance = fit.importance;
   if (importance != nullptr) {
     float sum = 0;
     for (uint64_t k = 0; k < cols; ++k) sum += src[k] * src[k];
@@ -132,7 +133,8 @@ Status encode_row(Encoding e, const float* src, uint64_t cols, uint64_t index, c
 
 }  // namespace
 
-Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst, const float* importance) {
+Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst, const float* importance,
+                   MlxRule rule) {
   if (encoding_info(e).plain) return encode_plain(e, src, rows * cols, dst);
   const EncodingInfo& info = encoding_info(e);
   if (cols % info.block_values != 0) {
@@ -141,7 +143,7 @@ Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, u
   }
   const uint64_t bytes = row_bytes(e, cols);
   for (uint64_t r = 0; r < rows; ++r) {
-    SMOE_TRY(encode_row(e, src + r * cols, cols, r * cols, importance, dst + r * bytes));
+    SMOE_TRY(encode_row(e, src + r * cols, cols, r * cols, {importance, 0, rule}, dst + r * bytes));
   }
   return Status::ok();
 }

@@ -25,6 +25,16 @@ const std::vector<Encoding>& all_encodings();  // in the order of the enumeratio
 
 inline constexpr uint32_t kPanelRows = 16;
 
+struct MlxFormat {
+  uint32_t bits, group;
+  Encoding scales;  // bf16, f16 or f32
+};
+bool is_mlx(Encoding e);
+MlxFormat mlx_format(Encoding e);  // of an encoding that is_mlx
+
+// MLX's builds differ in how they quantise: published files follow its GPU builds.
+enum class MlxRule : uint8_t { gpu, cpu };
+
 // Bytes of one row in `rows` layout; 0 if cols does not divide into blocks.
 uint64_t row_bytes(Encoding e, uint64_t cols);
 // Bytes a [rows, cols] matrix takes as stored.
@@ -33,8 +43,9 @@ uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols);
 // float32 [rows, cols] -> `rows` layout. A non-finite value, or a finite one whose 16-bit float or block scale would
 // not be finite, is Code::failed with its flat index in the message. importance: null, or how much an error in each
 // column matters, [cols], finite and not negative; the searches of Q4_0, Q4_1, Q5, IQ4 and the K encodings use it.
+// rule: of MLX's encodings.
 Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, uint8_t* dst,
-                   const float* importance = nullptr);
+                   const float* importance = nullptr, MlxRule rule = MlxRule::gpu);
 // `rows` layout -> float32; count is a multiple of block_values.
 void decode_rows(Encoding e, const uint8_t* src, uint64_t count, float* dst);
 

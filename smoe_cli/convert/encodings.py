@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smoe_cli import _core
-from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.errors import UsageError
 
 SOURCE = "source"  # the checkpoint's own plain precision
 TIED = "tied"
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f32", "MXFP4": "bf16"}
 EXPERT_ROLES = ("expert.gate", "expert.up", "expert.down")
 ROLES = (*EXPERT_ROLES, "attention", "shared", "ffn", "head", "embed", "router")
-_LATER = ("q2", "q3", "q5")
+PRESETS = {  # encoding of the experts, and of everything else but the router
+    "q2": ("q2_k", "q4_k"),
+    "q3": ("q3_k", "q5_k"),
+    "q4": ("q4_k", "q6_k"),
+    "q5": ("q5_k", "q6_k"),
+    "q6": ("q6_k", "q6_k"),
+    "q8": ("q8_0", "q8_0"),
+    SOURCE: (SOURCE, SOURCE),
+}
 
 
 def encodings() -> tuple[str, ...]:
@@ -27,31 +35,35 @@ def is_plain(encoding: str) -> bool:
     return encoding in ("f32", "f16", "bf16")
 
 
+def _names() -> str:
+    """Encodings for a message; MLX's as a pattern, there being many."""
+    return ", ".join(
+        [*(name for name in encodings() if not name.startswith("mlx")), "mlxBITS_gGROUP_SCALES (mlx4_g64_bf16)"]
+    )
+
+
 def presets() -> dict[str, dict[str, str]]:
     """Every ``--quant``: role -> encoding. The router keeps source precision in all of them."""
 
     def uniform(encoding: str) -> dict[str, str]:
         return {role: SOURCE if role == "router" else encoding for role in ROLES}
 
-    found = {"q4": uniform("q6_k"), "q6": uniform("q6_k"), "q8": uniform("q8_0"), SOURCE: uniform(SOURCE)}
-    found["q4"] |= dict.fromkeys(EXPERT_ROLES, "q4_k")
+    found = {name: uniform(rest) | dict.fromkeys(EXPERT_ROLES, experts) for name, (experts, rest) in PRESETS.items()}
     return found | {name: uniform(name) for name in encodings()}
 
 
 def choose_roles(quant: str, overrides: Iterable[str] = ()) -> dict[str, str]:
     """Encoding of each role for a preset and ``ROLE=ENC`` overrides. UsageError lists what there is."""
     known = presets()
-    if quant in _LATER:
-        raise UnsupportedError(f"--quant {quant} does not exist yet", f"one of: {', '.join(known)}")
     if quant not in known:
-        raise UsageError(f"--quant {quant} is not known", f"one of: {', '.join(known)}")
+        raise UsageError(f"--quant {quant} is not known", f"one of: {', '.join(PRESETS)}, {_names()}")
     roles = dict(known[quant])
     for override in overrides:
         role, equals, encoding = override.partition("=")
         if not equals or (role != "experts" and role not in ROLES):
             raise UsageError(f"--role {override} is not ROLE=ENCODING", f"roles: experts {' '.join(ROLES)}")
         if encoding not in (*encodings(), SOURCE) and (role, encoding) != ("head", TIED):
-            raise UsageError(f"--role {override}: unknown encoding", f"one of: {', '.join(encodings())} {SOURCE}")
+            raise UsageError(f"--role {override}: unknown encoding", f"one of: {_names()}, {SOURCE}")
         roles |= dict.fromkeys(EXPERT_ROLES if role == "experts" else (role,), encoding)
     return roles
 

@@ -66,6 +66,14 @@ def ids_of(count: int, vocab: int, seed: int = 5) -> list[int]:
 QUANTISED = [
     *[((family, {}), encoding) for family in FAMILIES for encoding in ("q8_0", "q4_k")],
     *[((family, {}), encoding) for family in ("llama", "qwen2_moe") for encoding in ("q4_0", "q6_k", "bf16", "f16")],
+    *[
+        (("qwen3_moe", {}), encoding)
+        for encoding in ("q4_1", "q5_0", "q5_1", "mxfp4", "iq4_nl", "iq4_xs", "q5_k", "q3_k", "q2_k")
+    ],
+    *[
+        (("qwen3_moe", {}), encoding)
+        for encoding in ("mlx8_g64_bf16", "mlx4_g32_f16", "mlx3_g128_f32", "mlx2_g64_bf16")
+    ],
 ]
 
 

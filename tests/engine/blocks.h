@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "check.h"
 #include "quant/codec.h"
 #include "quant/quant.h"
 
@@ -39,7 +40,10 @@ inline void put_block_scales(Encoding e, uint8_t* block, float d, float dmin) {
       store_u16(block, f32_to_f16(d));
       return store_u16(block + 2, f32_to_f16(dmin));
     default:
-      return store_u16(block, f32_to_f16(d));
+      if (!is_mlx(e)) return store_u16(block, f32_to_f16(d));
+      const Encoding scales = mlx_format(e).scales;
+      CHECK(encode_rows(scales, &d, 1, 1, block).is_ok());
+      CHECK(encode_rows(scales, &dmin, 1, 1, block + encoding_info(scales).block_bytes).is_ok());
   }
 }
 

@@ -37,7 +37,7 @@ def test_every_family_plans_and_uses_every_tensor_once(family: str, tmp_path: Pa
 
 
 def test_presets() -> None:
-    assert {"q4", "q6", "q8", "source", *_core.encodings()} == set(presets())
+    assert {"q2", "q3", "q4", "q5", "q6", "q8", "source", *_core.encodings()} == set(presets())
     assert choose_roles("q4")["expert.gate"] == "q4_k" and choose_roles("q4")["attention"] == "q6_k"
     assert set(choose_roles("q8").values()) == {"q8_0", "source"}
     assert all(choose_roles(quant)["router"] == "source" for quant in presets())
@@ -50,10 +50,17 @@ def test_roles_override() -> None:
     assert roles["head"] == "f16"
 
 
-@pytest.mark.parametrize("quant", ["q3", "q2"])
-def test_presets_that_do_not_exist_yet(quant: str) -> None:
-    with pytest.raises(UnsupportedError, match=quant):
-        choose_roles(quant)
+@pytest.mark.parametrize(("quant", "experts"), [("q2", "q2_k"), ("q3", "q3_k"), ("q5", "q5_k")])
+def test_presets_store_the_experts_smallest(quant: str, experts: str) -> None:
+    roles = choose_roles(quant)
+    assert roles["expert.up"] == experts and roles["router"] == "source"
+    assert _core.stored_bytes(experts, "rows", 1, 256) <= _core.stored_bytes(roles["attention"], "rows", 1, 256)
+
+
+def test_an_unknown_quant_lists_what_there_is() -> None:
+    with pytest.raises(UsageError, match="q7") as info:
+        choose_roles("q7")
+    assert "q5_k" in info.value.hint and "mlx4_g64_bf16" in info.value.hint and len(info.value.hint) < 300
 
 
 @pytest.mark.parametrize("role", ["attention", "attention=q9", "wheels=q8_0", "norm=q8_0", "attention=tied"])

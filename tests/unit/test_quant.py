@@ -17,6 +17,7 @@ BLOCK_VALUES = {"f32": 1, "f16": 1, "bf16": 1, "q8_0": 32, "q4_0": 32, "q4_k": 2
 BLOCK_VALUES |= {"q4_1": 32, "q5_0": 32, "q5_1": 32, "mxfp4": 32, "iq4_nl": 32}
 BLOCK_VALUES |= {"q2_k": 256, "q3_k": 256, "q5_k": 256, "iq4_xs": 256}
 BLOCKS = [name for name, values in BLOCK_VALUES.items() if values > 1]
+MLX = [f"mlx{b}_g{g}_{t}" for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128) for t in ("bf16", "f16", "f32")]
 WEIGHTED = [name for name in BLOCKS if name not in ("q8_0", "mxfp4")]  # whose fits take importance weights
 SCALES = {"q6_k": (208,), "q3_k": (108,), "q2_k": (80, 82)}  # places of the f16 scales in a block
 SCALES |= dict.fromkeys(("q4_k", "q5_k", "q4_1", "q5_1"), (0, 2))
@@ -31,7 +32,7 @@ def oracle() -> ModuleType:
 
 
 def test_names() -> None:
-    assert _core.encodings() == list(BLOCK_VALUES)
+    assert _core.encodings() == [*BLOCK_VALUES, *MLX]
 
 
 def test_committed_vectors() -> None:
@@ -68,7 +69,7 @@ def test_live_against_ggml_with_importance(name: str) -> None:
     for case, values in make.cases(seed=5, rows=40):
         x = values.astype(np.float32)
         for importance in make.importances(seed=6):
-            # The library rounds numbers that a 32-bit float's trick cannot round, and gets any level at all; llama.cpp has since
+            # The library rounds numbers beyond the reach of its rounding and gets any level at all; llama.cpp has since
             # clamped them first, as is done here.
             if case == "mixed" and not importance.all():
                 continue
@@ -103,6 +104,68 @@ def test_live_against_gguf(name: str) -> None:
         assert _core.encode(name, x) == make.gguf_bytes(name, x), case
 
 
+def mlx_parts(name: str, data: bytes, rows: int, cols: int) -> tuple[bytes, bytes, bytes]:
+    """Scales, biases and levels as MLX keeps them, each in an array of its own."""
+    bits, group, scales = int(name[3]), int(name.split("_")[1][1:]), name.split("_")[2]
+    size = 4 if scales == "f32" else 2
+    blocks = np.frombuffer(data, np.uint8).reshape(rows * cols // group, 2 * size + group * bits // 8)
+    return blocks[:, :size].tobytes(), blocks[:, size : 2 * size].tobytes(), blocks[:, 2 * size :].tobytes()
+
+
+@pytest.mark.parametrize("name", MLX)
+def test_live_against_mlx(name: str) -> None:
+    mx = pytest.importorskip("mlx.core", reason="SKIP: mlx is not installed, its quantiser did not run")
+    mx.set_default_device(mx.cpu)
+    bits, group, scales = int(name[3]), int(name.split("_")[1][1:]), name.split("_")[2]
+    make = oracle()
+    for case, values in make.cases(seed=8, rows=6):
+        if scales != "f32" and np.abs(values).max() > 60000:
+            continue
+        kind = {"bf16": mx.bfloat16, "f16": mx.float16, "f32": mx.float32}[scales]
+        weight = mx.array(values.astype(np.float32)).astype(kind)
+        x = np.array(weight.astype(mx.float32))
+        levels, scale, bias = mx.quantize(weight, group_size=group, bits=bits)
+        raw = [np.array(part.view(mx.uint8)).tobytes() for part in (scale, bias, levels)]
+        assert list(mlx_parts(name, _core.encode(name, x, rule="mlx-cpu"), *x.shape)) == raw, case
+
+
+def mlx_group_by_definition(x: np.ndarray, bits: int) -> tuple[np.float32, np.float32, np.ndarray]:
+    """Scale, bias and levels of one group by the rule of MLX's GPU builds, step by step."""
+    most = np.float32(2**bits - 1)
+
+    def away(v: np.float32) -> np.float32:
+        return np.float32(np.copysign(np.floor(np.abs(np.float64(v)) + 0.5), v))
+
+    low, high = x.min(), max(x.max(), np.float32(0))
+    scale = max(np.float32((high - low) / most), np.float32(1e-7))
+    edge = low if abs(low) > abs(high) else high
+    scale = scale if abs(low) > abs(high) else -scale
+    bias, at_edge = np.float32(0), away(edge / scale)
+    if at_edge != 0:
+        scale, bias = edge / at_edge, edge
+    return scale, bias, np.array([min(max(away((v - bias) / scale), np.float32(0)), most) for v in x])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_the_gpu_rule_is_its_definition(bits: int) -> None:
+    make = oracle()
+    for case, values in make.cases(seed=8, rows=2):
+        x = values.astype(np.float32)[:, :64]
+        if not 1e-20 < np.abs(x).max() < 1e5:
+            continue
+        found = _core.decode(f"mlx{bits}_g32_f32", _core.encode(f"mlx{bits}_g32_f32", x), *x.shape)
+        for group, got in zip(x.reshape(-1, 32), found.reshape(-1, 32), strict=True):
+            scale, bias, levels = mlx_group_by_definition(group, bits)
+            assert np.array_equal(got, (scale * levels.astype(np.float32) + bias).astype(np.float32)), case
+
+
+def test_the_rules_of_mlx_differ_where_all_are_negative_and_in_ties() -> None:
+    x = -np.linspace(1, 2, 64, dtype=np.float32)[None]
+    assert _core.encode("mlx4_g64_bf16", x, rule="mlx-gpu") != _core.encode("mlx4_g64_bf16", x, rule="mlx-cpu")
+    with pytest.raises(_core.CoreError, match="rule"):
+        _core.encode("mlx4_g64_bf16", x, rule="mlx")
+
+
 @pytest.mark.parametrize("name", ["f16", "bf16", *BLOCKS])
 def test_decode_against_gguf(name: str) -> None:
     from gguf import GGMLQuantizationType
@@ -124,14 +187,14 @@ def test_decode_against_gguf(name: str) -> None:
     assert np.array_equal(_core.decode(name, data.tobytes(), 7, 768), expected)
 
 
-@pytest.mark.parametrize("name", list(BLOCK_VALUES))
+@pytest.mark.parametrize("name", [*BLOCK_VALUES, *MLX])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 40])
 def test_panels_keep_every_bit(name: str, rows: int) -> None:
     cols = 512
     size = _core.stored_bytes(name, "rows", rows, cols)
     data = np.random.default_rng(rows).integers(0, 256, size, dtype=np.uint8).tobytes()
     packed = _core.pack(name, data, rows, cols)
-    padded = rows if name not in BLOCKS else -(-rows // 16) * 16
+    padded = rows if name in ("f32", "f16", "bf16") else -(-rows // 16) * 16
     assert len(packed) == size // rows * padded
     assert _core.unpack(name, packed, rows, cols) == data
 
@@ -158,6 +221,8 @@ def test_decode_reads_both_layouts_alike(name: str) -> None:
         ],
         *[("q4_k", 0.1), ("iq4_xs", 0.1), ("iq4_nl", 0.1), ("q4_1", 0.12), ("q4_0", 0.12), ("mxfp4", 0.15)],
         *[("q3_k", 0.25), ("q2_k", 0.4)],
+        *[("mlx8_g64_bf16", 0.01), ("mlx6_g64_bf16", 0.03), ("mlx5_g64_f16", 0.07), ("mlx4_g32_f32", 0.1)],
+        *[("mlx4_g64_bf16", 0.12), ("mlx3_g64_bf16", 0.25), ("mlx2_g32_bf16", 0.5)],
     ],
 )
 def test_error_is_of_the_expected_size(name: str, limit: float) -> None:

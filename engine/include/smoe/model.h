@@ -28,7 +28,9 @@ enum class Encoding : uint8_t {
   q2_k,
   q3_k,
   q5_k,
-  iq4_xs
+  iq4_xs,
+  mlx_first,  // MLX affine, named mlxBITS_gGROUP_SCALES: bits 2 3 4 5 6 8, groups of 32 64 128, scales in bf16 f16 f32,
+  mlx_last = mlx_first + 6 * 3 * 3 - 1  // the last changing fastest
 };
 
 // How the blocks of a matrix are arranged. rows: row after row, as the ecosystem stores them (plain encodings always).
