@@ -51,20 +51,28 @@ def _rates(result: dict[str, Any]) -> str:
 
 def _fallback_lines(fallbacks: list[Fallback]) -> list[str]:
     """One line for all layers that share a tensor's name."""
-    groups = Counter((re.sub(r"^layers\.\d+", "layers.*", f.name), f.cols, f.wanted, f.used) for f in fallbacks)
-    return [
-        f"{name}: rows of {cols} do not divide for {wanted}, stored as {used} ({count})"
-        for (name, cols, wanted, used), count in groups.items()
-    ]
+    groups = Counter((re.sub(r"^layers\.\d+", "layers.*", f.name), _reason(f), f.used) for f in fallbacks)
+    return [f"{name}: {reason}, stored as {used} ({count})" for (name, reason, used), count in groups.items()]
+
+
+def _reason(fallback: Fallback) -> str:
+    if fallback.reason == "packing":
+        return f"{fallback.wanted} is not an encoding of the engine"
+    return f"rows of {fallback.cols} do not divide for {fallback.wanted}"
 
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint folder (safetensors).")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint folder (safetensors), or a .gguf.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder of vaults.")] = None,
     name: Annotated[
         str, typer.Option("--name", help="Id of the vault; SRC's name and the quantisation by default.")
     ] = "",
-    quant: Annotated[str, typer.Option("--quant", help="q4 q6 q8 source, or one encoding for every matrix.")] = "q4",
+    quant: Annotated[
+        str,
+        typer.Option(
+            "--quant", help="q4 q6 q8 source, or one encoding for every matrix; q4, or source where SRC is quantised."
+        ),
+    ] = "",
     role: Annotated[
         list[str] | None, typer.Option("--role", help="ROLE=ENCODING, may be repeated: experts attention ffn ...")
     ] = None,

@@ -38,6 +38,9 @@ class Checkpoint:
     missing_files: dict[str, list[str]] = field(default_factory=dict)  # file -> tensors the index has there
     scale_block: tuple[int, int] = (128, 128)
     notices: list[str] = field(default_factory=list)
+    kind: str = "safetensors"
+    facts: dict[str, Any] = field(default_factory=dict)  # what the vault's manifest says of the source beside its kind
+    texts: dict[str, bytes] | None = None  # tokenizer files by name, where they are not files of the folder
     reader: FileReader = field(default_factory=FileReader)
 
     @property
@@ -65,13 +68,22 @@ class Checkpoint:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CorruptError names the file and the place."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise UsageError(f"{path.parent} has no {path.name}") from error
-    except (ValueError, RecursionError, OSError) as error:
+    except OSError as error:
         raise CorruptError(f"{path} cannot be read: {error}", "download it again") from error
+    return parse_json(data, str(path))
+
+
+def parse_json(data: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in the bytes of a file; CorruptError names it."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{name} cannot be read: {error}", "download it again") from error
     if not isinstance(value, dict):
-        raise CorruptError(f"{path} is not a JSON object", "download it again")
+        raise CorruptError(f"{name} is not a JSON object", "download it again")
     return value
 
 
@@ -127,10 +139,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def _require_checkpoint(folder: Path) -> None:
     """One line on what was looked for, when the folder holds something else or nothing (exit 2)."""
-    if folder.is_file() and folder.suffix == ".gguf":
-        raise UnsupportedError(
-            f"{folder} is a GGUF file: GGUF is not supported as a source yet", "give a safetensors folder"
-        )
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a checkpoint folder with config.json and *.safetensors")
     present = {path.name for path in folder.iterdir()}
@@ -144,10 +152,6 @@ def _require_checkpoint(folder: Path) -> None:
     if any(fnmatchcase(name, "*.bin") or fnmatchcase(name, "*.pth") for name in present):
         raise UsageError(
             f"{folder} holds pickled weights (.bin) only; looked for {looked}", "save it as safetensors first"
-        )
-    if any(name.endswith(".gguf") for name in present):
-        raise UnsupportedError(
-            f"{folder} holds GGUF files, which are not supported as a source yet; looked for {looked}"
         )
     what = "is empty" if not present else "is not a checkpoint"
     raise UsageError(f"{folder} {what}; looked for {looked}", "give a Hugging Face checkpoint folder")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smoe_cli import _core
+from smoe_cli.convert.blocks import RowTensor
+from smoe_cli.convert.safetensors import SourceTensor
 from smoe_cli.errors import UsageError
 
 SOURCE = "source"  # the checkpoint's own plain precision
@@ -52,6 +54,11 @@ def presets() -> dict[str, dict[str, str]]:
     return found | {name: uniform(name) for name in encodings()}
 
 
+def default_quant(tensors: Iterable[SourceTensor]) -> str:
+    """Of a conversion that names none: what is quantised already is kept as it is."""
+    return SOURCE if any(isinstance(tensor, RowTensor) for tensor in tensors) else "q4"
+
+
 def choose_roles(quant: str, overrides: Iterable[str] = ()) -> dict[str, str]:
     """Encoding of each role for a preset and ``ROLE=ENC`` overrides. UsageError lists what there is."""
     known = presets()
@@ -68,8 +75,16 @@ def choose_roles(quant: str, overrides: Iterable[str] = ()) -> dict[str, str]:
     return roles
 
 
-def resolve_encoding(wanted: str, dtype: str, cols: int) -> str:
-    """The encoding a matrix gets: the source's precision for SOURCE, else what its row length allows."""
+def source_encoding(tensor: SourceTensor) -> str:
+    """What keeps a source tensor's values: its own bytes where the engine has that encoding, its plain precision, or,
+    for a packing that the engine does not have, the encoding that comes nearest."""
+    if isinstance(tensor, RowTensor):
+        return tensor.native or tensor.near
+    return PLAIN[tensor.dtype]
+
+
+def resolve_encoding(wanted: str, own: str, cols: int) -> str:
+    """The encoding a matrix gets: the source's ``own`` for SOURCE, else what its row length allows."""
     if wanted == SOURCE:
-        return PLAIN[dtype]
+        return own
     return wanted if is_plain(wanted) else str(_core.fallback(wanted, cols))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from smoe_cli.convert.blocks import RowTensor
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
 from smoe_cli.families.model import Groups
 
@@ -47,7 +48,33 @@ class Matrix:
     def stored_bytes(self, rows: int) -> int:
         """Bytes that ``rows`` rows take in the checkpoint, block scales of packed weights included."""
         values = rows * self.cols
+        if isinstance(self.tensor, RowTensor):
+            return values * self.tensor.nbytes // math.prod(self.tensor.shape)
         return values * MXFP4_BYTES // MXFP4_VALUES if self.dtype == MXFP4 else values * self.tensor.itemsize
+
+    @property
+    def native(self) -> str:
+        """The encoding whose bytes ``read_native`` gives; "" where the values have to be read."""
+        turned = self.transposed or (self.groups is not None and self.groups.transposed)
+        return self.tensor.native if isinstance(self.tensor, RowTensor) and not turned and not self.add else ""
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether any row costs as much to read as all of them."""
+        return self.transposed or (isinstance(self.tensor, RowTensor) and self.tensor.whole)
+
+    def read_native(self, reader: FileReader, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows [start, stop) in the bytes of ``native``, [stop - start, bytes of a row]."""
+        assert isinstance(self.tensor, RowTensor)
+        if self.groups is None:
+            return self.tensor.raw_rows(reader, self._first_row() + start, stop - start)
+        begin, end = self.groups.span(start, stop)
+        raw = self.tensor.raw_rows(reader, self._first_row() + begin, end - begin)
+        return np.ascontiguousarray(self.groups.pick(raw, start, stop))
+
+    def _first_row(self) -> int:
+        """In a row tensor, the first row of this matrix."""
+        return (self.expert or 0) * self.tensor.shape[-2] + self.first if len(self.tensor.shape) > 2 else self.first
 
     def read_raw(self, reader: FileReader, start: int, stop: int) -> NDArray[np.uint8]:
         """Stored bytes of rows [start, stop); only for matrices that are not transposed."""
@@ -60,6 +87,8 @@ class Matrix:
             return replace(self, add=0.0).read(reader, start, stop) + np.float32(self.add)
         if self.groups is not None:
             return self._read_groups(reader, self.groups, start, stop)
+        if isinstance(self.tensor, RowTensor):
+            return self._read_rows(self.tensor, reader, start, stop)
         if self.dtype == MXFP4:
             return self._read_mxfp4(reader, self.first + start, self.first + stop)
         if self.transposed:
@@ -72,14 +101,21 @@ class Matrix:
 
     def _read_groups(self, reader: FileReader, groups: Groups, start: int, stop: int) -> NDArray[np.float32]:
         rows, stored = groups.source_shape(self.rows, self.cols)
-        each = stored if groups.transposed else groups.rows  # rows of this matrix that a group gives
         whole = replace(self, rows=rows, cols=stored, groups=None)
-        begin, end = start // each, -(-stop // each)
+        if not groups.transposed:
+            values = whole.read(reader, *groups.span(start, stop))
+            return np.ascontiguousarray(groups.pick(values, start, stop))
+        begin, end = start // stored, -(-stop // stored)  # a group gives as many rows as it has columns
         values = whole.read(reader, begin * groups.size, end * groups.size).reshape(end - begin, groups.size, stored)
-        taken = values[:, groups.first : groups.first + groups.rows]
-        if groups.transposed:
-            taken = taken.transpose(0, 2, 1)
-        return np.ascontiguousarray(taken).reshape(-1, self.cols)[start - begin * each : stop - begin * each]
+        taken = values[:, groups.first : groups.first + groups.rows].transpose(0, 2, 1)
+        return np.ascontiguousarray(taken).reshape(-1, self.cols)[start - begin * stored : stop - begin * stored]
+
+    def _read_rows(self, tensor: RowTensor, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
+        if not self.transposed:
+            return tensor.rows(reader, self._first_row() + start, stop - start)
+        first = (self.expert or 0) * self.cols  # stored [in, out]
+        values = tensor.rows(reader, first, self.cols)[:, self.first + start : self.first + stop]
+        return np.ascontiguousarray(values.T)
 
     def _read_transposed(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
         width = self.tensor.shape[-1]

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from smoe_cli import _core
+from smoe_cli.convert.blocks import RowTensor
 from smoe_cli.convert.checkpoint import Checkpoint, optional_patterns
-from smoe_cli.convert.encodings import SOURCE, TIED, is_plain, resolve_encoding
+from smoe_cli.convert.encodings import SOURCE, TIED, is_plain, resolve_encoding, source_encoding
 from smoe_cli.convert.matrix import MXFP4, Matrix
 from smoe_cli.convert.safetensors import WEIGHT_DTYPES, SourceTensor
 from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
@@ -53,12 +54,13 @@ class ExpertOut:
 
 @dataclass(frozen=True)
 class Fallback:
-    """An encoding that a row length did not allow, and what took its place."""
+    """An encoding that a row length did not allow, or that the engine does not have, and what took its place."""
 
     name: str
     cols: int
     wanted: str
     used: str
+    reason: str = "rows"  # or "packing"
 
 
 @dataclass
@@ -157,7 +159,7 @@ class _Builder:
         tensor = self.checkpoint.tensors.get(name)
         if tensor is None:
             raise CorruptError(f"the checkpoint holds no {name} ({what})", self._unmatched_hint())
-        if tensor.dtype not in WEIGHT_DTYPES:
+        if tensor.dtype not in WEIGHT_DTYPES and not isinstance(tensor, RowTensor):
             raise UnsupportedError(f"{name} has dtype {tensor.dtype}: packed weights are not read as numbers")
         self.used.add(name)
         return tensor
@@ -175,12 +177,14 @@ class _Builder:
         tensor = self.take(source.name, needed.name)
         rows, cols = needed.shape if len(needed.shape) == 2 else (1, needed.shape[0])
         groups = taken_rows(self.arch, needed, source.take)
+        if groups is not None and len(needed.shape) == 1:
+            rows, cols = cols, rows  # groups are of rows
         shape = needed.shape if groups is None else groups.source_shape(rows, cols)
         if _squeezed(tensor.shape) != _squeezed(shape):
             raise CorruptError(f"{source.name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
         add = self.arch.norm_offset if needed.role == "norm" else 0.0
         wanted = "f32" if add else self.wanted(needed)
-        encoding = self.encoding(needed.name, wanted, tensor.dtype, cols)
+        encoding = self.encoding(needed.name, wanted, [tensor], cols)
         keeps_rows = is_plain(encoding) or (needed.role == "embed" and not self.arch.tied_head)
         layout = "rows" if keeps_rows else "panel16"
         nbytes = int(_core.stored_bytes(encoding, layout, rows, cols))
@@ -192,10 +196,15 @@ class _Builder:
             raise UsageError("the head is the embedding in this model: --role head and --role embed must agree")
         return SOURCE if needed.role in ("norm", "bias") else self.roles[needed.role]
 
-    def encoding(self, name: str, wanted: str, dtype: str, cols: int) -> str:
-        used = resolve_encoding(wanted, dtype, cols)
+    def encoding(self, name: str, wanted: str, sources: list[SourceTensor], cols: int) -> str:
+        """Of the matrices of these tensors, which are stored alike."""
+        owns = {source_encoding(source) for source in sources}
+        own = owns.pop() if len(owns) == 1 else "f32"  # holds the values of all of them exactly
+        used = resolve_encoding(wanted, own, cols)
         if wanted not in (SOURCE, used):
             self.fallbacks.append(Fallback(name, cols, wanted, used))
+        if wanted == SOURCE and any(isinstance(source, RowTensor) and not source.native for source in sources):
+            self.fallbacks.append(Fallback(name, cols, sources[0].dtype.lower(), used, "packing"))
         return used
 
     def layer(self, index: int) -> list[ExpertOut]:
@@ -205,7 +214,12 @@ class _Builder:
         width = ffn.expert_width
         cols = {"gate": hidden, "up": hidden, "down": width}
         encodings = tuple(
-            self.encoding(f"layers.{index}.experts.{part}", self.roles[f"expert.{part}"], _widest(column), cols[part])
+            self.encoding(
+                f"layers.{index}.experts.{part}",
+                self.roles[f"expert.{part}"],
+                [matrix.tensor for matrix in column],
+                cols[part],
+            )
             for part, column in zip(PARTS, zip(*sources, strict=True), strict=True)
         )
         gate, up, down = encodings
@@ -224,18 +238,27 @@ class _Builder:
         names, ffn, hidden = self.family.experts, self.arch.layers[index].ffn, self.arch.hidden
         assert names is not None
         width = ffn.expert_width
-        found: list[tuple[Matrix, ...]] = []
-        gate_up = self.take(names.gate_up_bias.replace("{L}", str(index)), f"biases of gate and up of layer {index}")
-        down = self.take(names.down_bias.replace("{L}", str(index)), f"biases of down of layer {index}")
-        for tensor, rows in ((gate_up, 2 * width), (down, hidden)):
-            if tensor.shape != (ffn.experts, rows):
-                raise CorruptError(
-                    f"{tensor.name} has shape {list(tensor.shape)}, config.json says {[ffn.experts, rows]}"
-                )
-        for expert in range(ffn.experts):
-            halves = self._halves(gate_up, width, 1, names.interleaved, expert=expert)
-            found.append((*halves, self.matrix(down, hidden, 1, expert=expert)))
-        return found
+        down = self._bias(names.down_bias, index, (ffn.experts, hidden))
+        if names.gate_bias:
+            gate, up = (self._bias(name, index, (ffn.experts, width)) for name in (names.gate_bias, names.up_bias))
+            return [
+                tuple(self.matrix(part, part.shape[1], 1, expert=expert) for part in (gate, up, down))
+                for expert in range(ffn.experts)
+            ]
+        gate_up = self._bias(names.gate_up_bias, index, (ffn.experts, 2 * width))
+        return [
+            (
+                *self._halves(gate_up, width, 1, names.interleaved, expert=expert),
+                self.matrix(down, hidden, 1, expert=expert),
+            )
+            for expert in range(ffn.experts)
+        ]
+
+    def _bias(self, pattern: str, index: int, shape: tuple[int, int]) -> SourceTensor:
+        tensor = self.take(pattern.replace("{L}", str(index)), f"biases of the experts of layer {index}")
+        if tensor.shape != shape:
+            raise CorruptError(f"{tensor.name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
+        return tensor
 
     def _halves(
         self, tensor: SourceTensor, width: int, cols: int, interleaved: bool, **where: int | bool
@@ -272,12 +295,14 @@ class _Builder:
         width, hidden = self.arch.layers[index].ffn.expert_width, self.arch.hidden
         found = []
         for part, pattern in zip(PARTS, patterns, strict=True):
+            stacked = "{E}" not in pattern
             name = pattern.replace("{L}", str(index)).replace("{E}", str(expert))
             tensor = self.take(name, f"{part} of expert {expert} of layer {index}")
             shape = (hidden, width) if part == "down" else (width, hidden)
-            if tensor.shape != shape:
-                raise CorruptError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
-            found.append(self.matrix(tensor, *shape))
+            stored = (self.arch.layers[index].ffn.experts, *shape) if stacked else shape
+            if tensor.shape != stored:
+                raise CorruptError(f"{name} has shape {list(tensor.shape)}, config.json says {list(stored)}")
+            found.append(self.matrix(tensor, *shape, expert=expert if stacked else None))
         return found[0], found[1], found[2]
 
     def _fused(
@@ -332,12 +357,6 @@ class _Builder:
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without its axes of one: a vector is a vector, however a checkpoint writes it."""
     return tuple(size for size in shape if size != 1)
-
-
-def _widest(sources: Iterable[Matrix]) -> str:
-    """The dtype that holds the values of all of a layer's experts exactly."""
-    dtypes = {source.dtype for source in sources}
-    return dtypes.pop() if len(dtypes) == 1 else "F32"
 
 
 def _orientation(tensor: SourceTensor, experts: int, rows: int, cols: int, square_is: str) -> bool:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from smoe_cli import __version__, _core, registry, settings
 from smoe_cli.convert import tokenizer as tok
-from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
-from smoe_cli.convert.encodings import choose_roles
+from smoe_cli.convert.checkpoint import Checkpoint
+from smoe_cli.convert.encodings import SOURCE, choose_roles, default_quant
 from smoe_cli.convert.manifest import build_manifest
 from smoe_cli.convert.plan import Plan, make_plan
+from smoe_cli.convert.sources import model_name, open_source
 from smoe_cli.convert.ui import Ui
 from smoe_cli.convert.write import VaultWrite, discard
 from smoe_cli.errors import ResourceError, SmoeError, UsageError
@@ -39,7 +40,7 @@ class Options:
     source: Path
     out_dir: Path
     name: str = ""
-    quant: str = "q4"
+    quant: str = ""  # default_quant's
     roles: tuple[str, ...] = ()
     jobs: int = 0  # 0 = every CPU this process may use
     fresh: bool = False
@@ -99,11 +100,12 @@ def file_errors() -> Iterator[None]:
 @file_errors()
 def prepare(options: Options, ui: Ui) -> Job:
     """Open, match, plan: everything that can be refused without writing is refused here."""
-    checkpoint = open_checkpoint(options.source)
+    checkpoint = open_source(options.source)
+    options = replace(options, quant=options.quant or default_quant(checkpoint.tensors.values()))
     plan = make_plan(checkpoint, options.quant, choose_roles(options.quant, options.roles))
     template = checkpoint.family.chat_template
     default = TEMPLATES / template if template and (TEMPLATES / template).is_file() else None
-    files = tok.collect(options.source, checkpoint.config, default)
+    files = tok.collect(options.source, checkpoint.config, default, checkpoint.texts)
     tok.check(files, plan.arch.vocab, lambda ids: _embedding_rows(checkpoint, plan, ids))
     job = Job(options, checkpoint, plan, files, _stem(options))
     ui.planned(job)
@@ -119,7 +121,9 @@ def _embedding_rows(checkpoint: Checkpoint, plan: Plan, ids: NDArray[np.int64]) 
 
 
 def _stem(options: Options) -> str:
-    stem = options.name or f"{options.source.resolve().name}-{options.quant}"
+    called = model_name(options.source)
+    named = called if options.source.is_file() and options.quant == SOURCE else f"{called}-{options.quant}"
+    stem = options.name or named
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", stem):
         raise UsageError(f"{stem!r} cannot name a vault", "pass --name with letters, digits, and . _ + -")
     return stem
@@ -139,7 +143,8 @@ def _convert(job: Job, ui: Ui) -> dict[str, Any]:
     start = time.monotonic()
     _require_target(job)
     fingerprint, stamp = checkpoint.fingerprint(), checkpoint.stamp()
-    source = {"fingerprint": fingerprint, "kind": "safetensors", "bytes": checkpoint.source_bytes, "stamp": stamp}
+    source = {"fingerprint": fingerprint, "kind": checkpoint.kind, "bytes": checkpoint.source_bytes, "stamp": stamp}
+    source |= checkpoint.facts
     if options.fresh:
         discard(options.out_dir, job.stem)
     elif job.vault.exists():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smoe_cli.convert.checkpoint import read_json
+from smoe_cli.convert.checkpoint import parse_json
 from smoe_cli.convert.template_check import Rows, check_template, fits
 from smoe_cli.errors import CorruptError, UsageError
 
@@ -44,17 +44,23 @@ class TokenizerFiles:
         return self.contents[TEMPLATE].decode() if TEMPLATE in self.contents else None
 
 
-def collect(folder: Path, config: dict[str, Any], default_template: Path | None) -> TokenizerFiles:
-    """Read the tokenizer side of a checkpoint folder. Without one, the vault works on ids only."""
-    files = TokenizerFiles()
-    for name in (MAIN, GENERATION, *COPIED):
-        if (folder / name).is_file():
-            files.contents[name] = (folder / name).read_bytes()
-    settings = read_json(folder / SETTINGS) if SETTINGS in files.contents else {}
-    generation = read_json(folder / GENERATION) if GENERATION in files.contents else {}
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The tokenizer files of a checkpoint folder, by name."""
+    names = (MAIN, GENERATION, TEMPLATE, *COPIED)
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+
+
+def collect(
+    folder: Path, config: dict[str, Any], default_template: Path | None, texts: dict[str, bytes] | None = None
+) -> TokenizerFiles:
+    """The tokenizer side of a checkpoint, from the files of its folder, or from ``texts`` where they are not files.
+    Without any, the vault works on ids only."""
+    texts = read_folder(folder) if texts is None else texts
+    files = TokenizerFiles({name: data for name, data in texts.items() if name != TEMPLATE})
+    settings, generation = _json_of(texts, SETTINGS), _json_of(texts, GENERATION)
     if MAIN not in files.contents:
         _build_main(folder, files)
-    template = _template(folder, settings, default_template, files)
+    template = _template(texts, settings, default_template, files)
     if template is not None:
         files.contents[TEMPLATE] = template.encode()
     ids = _token_ids(files)
@@ -98,10 +104,16 @@ def _build_main(folder: Path, files: TokenizerFiles) -> None:
     files.notices.append("no tokenizer.json: it was made from the older tokenizer files")
 
 
-def _template(folder: Path, settings: dict[str, Any], default: Path | None, files: TokenizerFiles) -> str | None:
+def _json_of(texts: dict[str, bytes], name: str) -> dict[str, Any]:
+    return parse_json(texts[name], name) if name in texts else {}
+
+
+def _template(
+    texts: dict[str, bytes], settings: dict[str, Any], default: Path | None, files: TokenizerFiles
+) -> str | None:
     """The chat template: chat_template.jinja, then tokenizer_config.json, then the family's own in chat_templates/."""
-    if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text("utf-8")
+    if TEMPLATE in texts:
+        return texts[TEMPLATE].decode("utf-8", "replace")
     stated = settings.get("chat_template")
     if isinstance(stated, list):  # several named templates
         named = {item.get("name"): item.get("template") for item in stated if isinstance(item, dict)}

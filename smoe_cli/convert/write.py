@@ -125,10 +125,10 @@ def _pieces(out: TensorOut | ExpertOut) -> list[_Piece]:
 
 
 def _chunks(piece: _Piece, values: int) -> Iterator[tuple[int, int]]:
-    """Row ranges of whole panels of about ``values`` values; a transposed source is read in one go."""
+    """Row ranges of whole panels of about ``values`` values; a source that is stored across is read in one go."""
     rows = piece.matrix.rows
     step = max(PANEL_ROWS, values // piece.matrix.cols // PANEL_ROWS * PANEL_ROWS)
-    step = rows if piece.matrix.transposed else step
+    step = rows if piece.matrix.reads_whole else step
     return ((start, min(rows, start + step)) for start in range(0, rows, max(1, step)))
 
 
@@ -137,11 +137,17 @@ def _encode_chunk(
 ) -> tuple[float, float]:
     """Encode rows [start, stop) into their place in the buffer; the squared error and the squared norm."""
     rows, cols = stop - start, piece.matrix.cols
-    values = np.ascontiguousarray(piece.matrix.read(reader, start, stop))
-    norm = _squared_norm(piece, values, start)
+    kept = piece.matrix.native == piece.encoding  # its very bytes
     try:
-        encoded = _core.encode(piece.encoding, values)
-        decoded = _core.decode(piece.encoding, encoded, rows, cols)
+        if kept:
+            encoded = piece.matrix.read_native(reader, start, stop).tobytes()
+            values = decoded = _core.decode(piece.encoding, encoded, rows, cols)
+        else:
+            values = np.ascontiguousarray(piece.matrix.read(reader, start, stop))
+        norm = _squared_norm(piece, values, start)
+        if not kept:
+            encoded = _core.encode(piece.encoding, values)
+            decoded = _core.decode(piece.encoding, encoded, rows, cols)
         stored = encoded if piece.layout == "rows" else _core.pack(piece.encoding, encoded, rows, cols)
     except _core.CoreError as error:
         raise SmoeError(f"{piece.matrix.tensor.name}: {error}", getattr(error, "hint", "")) from error

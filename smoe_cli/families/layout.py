@@ -119,6 +119,8 @@ def taken_rows(arch: Arch, needed: TrunkTensor, take: str) -> Groups | None:
     if take in ("head_first_half", "head_second_half"):
         dim = attention.head_dim
         return Groups(attention.heads, 2 * dim, dim if take == "head_second_half" else 0, dim)
+    if take == "rotated_pairs":
+        return Groups(rows // attention.head_dim, attention.head_dim, 0, attention.head_dim, pairs=True)
     latent = attention.latent
     assert latent is not None
     together = latent.nope_dim + latent.v_dim

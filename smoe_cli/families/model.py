@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from smoe_cli.families.rope import Rope
 
@@ -154,14 +157,28 @@ class TrunkTensor:
 @dataclass(frozen=True)
 class Groups:
     """Of a stored matrix, seen as ``count`` groups of ``size`` rows, the ``rows`` rows of each group from ``first`` on;
-    ``transposed`` within the group: its columns are then the rows of the matrix."""
+    ``transposed`` within the group: its columns are then the rows of the matrix. ``pairs``: a group's rows are stored
+    as (0, half), (1, half + 1) ..., the order in which some formats keep what is rotated together."""
 
     count: int
     size: int
     first: int
     rows: int
     transposed: bool = False
+    pairs: bool = False
 
     def source_shape(self, rows: int, cols: int) -> tuple[int, int]:
         """Of the stored matrix, given the shape [rows, cols] of what is taken from it."""
         return self.count * self.size, rows // self.count if self.transposed else cols
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The stored rows of the groups that rows [start, stop) come from."""
+        return start // self.rows * self.size, -(-stop // self.rows) * self.size
+
+    def pick(self, stored: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop), from the stored rows of their ``span``."""
+        groups = stored.reshape(-1, self.size, stored.shape[-1])[:, self.first : self.first + self.rows]
+        if self.pairs:
+            groups = groups.reshape(len(groups), self.rows // 2, 2, -1).swapaxes(1, 2)
+        begin = start // self.rows * self.rows
+        return groups.reshape(-1, stored.shape[-1])[start - begin : stop - begin]

@@ -24,10 +24,14 @@ Keys of a family file:
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
     [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}, each a name or alternatives;
                  square_is = out_in | in_out; interleaved (gate and up are every other row of the fused matrix);
-                 gate_up_bias, down_bias with {L}: [experts, rows]; packed = mxfp4 (NAME_blocks and NAME_scales may
+                 gate_up_bias (or gate_bias and up_bias), down_bias with {L}: [experts, rows]; without {E}, gate, up and
+                 down are stacked over the experts; packed = mxfp4 (NAME_blocks and NAME_scales may
                  stand for a fused NAME)
     [skip]       ignore: tensors without a function; optional: tensors that may be left out, with a notice; modalities:
                  tensors of what is not text, likewise
+    [gguf]       arch (names, a list), has and lacks (tensors that tell families of one arch apart), pairs (rows of q
+                 and k are stored in the order of rotated pairs), config and rope (what the files do not state),
+                 scale_like_hidden (numbers of layers at which heads are scaled by hidden / heads); not inherited
     [prefix]     beginning of tensors' names in a checkpoint, {L} in it, = what [tensors] and [experts] have there
     [refuse]     config key = what it would switch on that no block does
     [require]    config key = the one value, or list of values, that the blocks compute
@@ -51,7 +55,15 @@ WINDOW_RULES = ("none", "all", "from_layer", "even_before_layer", "even", "all_b
 QK_NORMS = ("none", "head", "full", "unit")
 DEFAULT_RULES = ("heads", "hidden/heads")
 RECURRENT = ("short_conv", "delta", "mamba", "mamba2")
-TAKES = ("first_half", "second_half", "head_first_half", "head_second_half", "latent_keys", "latent_values")
+TAKES = (
+    "first_half",
+    "second_half",
+    "head_first_half",
+    "head_second_half",
+    "latent_keys",
+    "latent_values",
+    "rotated_pairs",
+)
 RECURRENT_TAKES = (
     *("turned", "turned_q", "turned_k", "turned_v", "joined_q", "joined_k", "joined_v"),
     *("mixed_q", "mixed_k", "mixed_v", "mixed_gate", "mixed_beta", "mixed_decay"),
@@ -108,10 +120,13 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "square_is",
         "interleaved",
         "gate_up_bias",
+        "gate_bias",
+        "up_bias",
         "down_bias",
         "packed",
     ),
     "skip": ("ignore", "optional", "modalities"),
+    "gguf": ("arch", "has", "lacks", "pairs", "config", "rope", "scale_like_hidden"),
     "prefix": None,
     "refuse": None,
     "require": None,
@@ -151,6 +166,8 @@ class Experts:
     square_is: str = ""
     interleaved: bool = False
     gate_up_bias: str = ""
+    gate_bias: str = ""
+    up_bias: str = ""
     down_bias: str = ""
     packed: str = ""
 
@@ -203,6 +220,7 @@ class Family:
     ignore: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ()
+    gguf: dict[str, Any] = field(default_factory=dict)
     prefix: dict[str, str] = field(default_factory=dict)
     refuse: dict[str, str] = field(default_factory=dict)
     require: dict[str, Any] = field(default_factory=dict)
@@ -257,7 +275,7 @@ def _experts(where: str, raw: dict[str, Any]) -> Experts:
 
 def _merge(base: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     """The tables of a base with those of a family on top; its own fields are not inherited."""
-    merged = {name: dict(table) for name, table in base.items() if name in _TABLES}
+    merged = {name: dict(table) for name, table in base.items() if name in _TABLES and name != "gguf"}
     for name, value in raw.items():
         if name in _TABLES and isinstance(value, dict):
             merged[name] = {key: item for key, item in {**merged.get(name, {}), **value}.items() if item != ""}
@@ -345,6 +363,7 @@ def parse_family(text: str, where: str) -> Family:
         ignore=tuple(skip.get("ignore", ())),
         optional=tuple(skip.get("optional", ())),
         modalities=tuple(skip.get("modalities", ())),
+        gguf=raw.get("gguf", {}),
         prefix=raw.get("prefix", {}),
         refuse=raw.get("refuse", {}),
         require=raw.get("require", {}),

@@ -213,7 +213,6 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         ([], "is empty"),
         (["adapter_config.json", "adapter_model.safetensors"], "adapter"),
         (["config.json", "pytorch_model.bin"], r"\.bin"),
-        (["model.gguf"], "GGUF"),
         (["README.md"], "not a checkpoint"),
         (["config.json"], "looked for"),
     ],
@@ -228,9 +227,6 @@ def test_c19_one_line_with_what_was_looked_for(tmp_path: Path, files: list[str],
 
 
 def test_c19_other_things_that_are_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnsupportedError, match="GGUF"):
-        open_checkpoint(tmp_path / "a.gguf")
     with pytest.raises(UsageError, match="not a folder"):
         open_checkpoint(tmp_path / "missing")
 

@@ -1,0 +1,51 @@
+"""Which formats a checkpoint may have, and how it is told which one is there. Readers are imported when needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
+from smoe_cli.errors import UsageError
+
+
+def open_source(path: Path) -> Checkpoint:
+    """A checkpoint in any format that is read. Errors as ``open_checkpoint``'s."""
+    gguf = _gguf(path)
+    if gguf is not None:
+        from smoe_cli.convert.gguf.open import open_gguf
+
+        return open_gguf(gguf)
+    return open_checkpoint(path)
+
+
+def _gguf(path: Path) -> Path | None:
+    """The GGUF file that is meant: the path itself, or the one model in a folder that holds no other kind."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" or _begins(path, b"GGUF") else None
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len({_model(file.name) for file in found}) > 1:
+        names = ", ".join(file.name for file in found[:8])
+        raise UsageError(f"{path} holds several GGUF models: {names}", "give one of the files")
+    return found[0] if found else None
+
+
+def _model(name: str) -> str:
+    from smoe_cli.convert.gguf.file import SPLIT
+
+    match = SPLIT.fullmatch(name)
+    return match[1] if match else name
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def model_name(path: Path) -> str:
+    """What a source is called: its folder, or its file without ending and number of a part."""
+    resolved = path.resolve()
+    if not resolved.is_file():
+        return resolved.name
+    return _model(resolved.name).removesuffix(resolved.suffix)
