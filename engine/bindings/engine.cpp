@@ -96,10 +96,11 @@ auto unlocked(F&& f) {
 
 class PyEngine {
  public:
-  PyEngine(const std::string& path, const py::kwargs& options) {
+  PyEngine(const std::string& path, bool watch_columns, const py::kwargs& options) {
     std::vector<std::string> flags = launch_flags(options);
     flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
     Launch launch = check(parse_launch({flags.begin(), flags.end()}));
+    launch.engine.watch_columns = watch_columns;
     engine_ = check(unlocked([&]() -> Result<std::unique_ptr<Engine>> {
       SMOE_TRY(resolve_window(&launch));
       return Engine::open(launch.engine, [this](const std::string& text) { notices_.push_back(text); });
@@ -168,6 +169,16 @@ class PyEngine {
   void reset() { engine_->reset(); }
   std::vector<std::string> notices() const { return notices_; }
 
+  // name -> (sum of squares of each column, rows)
+  py::dict column_sums() const {
+    py::dict found;
+    for (ColumnSum& sum : engine_->column_sums()) {
+      const auto cols = static_cast<py::ssize_t>(sum.squares.size());
+      found[py::str(sum.name)] = py::make_tuple(array(std::move(sum.squares), {cols}), sum.rows);
+    }
+    return found;
+  }
+
   std::map<std::string, double> buckets() const {
     const Buckets b = engine_->buckets();
     return {{"attention", b.attention},
@@ -216,7 +227,7 @@ void bind_engine(py::module_& m) {
       m, "Engine",
       "Engine(path, **options): options are the launch flags of smoe-engine with underscores (ctx=512, "
       "activations=\"float\", ring=8, verify_reads=True); read_mode is \"auto\", \"direct\" or \"buffered\".")
-      .def(py::init<const std::string&, const py::kwargs&>(), py::arg("path"))
+      .def(py::init<const std::string&, bool, const py::kwargs&>(), py::arg("path"), py::arg("watch_columns") = false)
       .def("logits", &PyEngine::logits, py::arg("ids"), py::arg("prefill") = py::none(),
            "float32 [ids, vocab] from a cold start; the first `prefill` ids in chunks (all by default), the rest one "
            "by one.")
@@ -232,6 +243,9 @@ void bind_engine(py::module_& m) {
       .def("score", &PyEngine::score, py::arg("ids"), "float32 [ids - 1]: natural log of p(ids[i] | ids[:i]).")
       .def("info", &PyEngine::info, "What INFO answers.")
       .def("plan", &PyEngine::plan, "The memory plan in force, by the names of _core.plan.")
+      .def("column_sums", &PyEngine::column_sums,
+           "Since it was opened with watch_columns=True: name -> (float64 [cols] sums of squares of what a matrix was "
+           "multiplied with, rows); experts as layers.L.experts.E.input and .middle.")
       .def("reset", &PyEngine::reset, "Drops every conversation.")
       .def("buckets", &PyEngine::buckets, "Milliseconds of the last request by where they went.")
       .def_property_readonly("notices", &PyEngine::notices, "What the engine had to say when it opened, and since.");

@@ -27,6 +27,7 @@ const uint8_t* Activations::quantized(const Compute& c, ActFormat format) {
 
 void multiply(const Compute& c, const Matrix& w, const Activations& a, const uint8_t* acts, const uint32_t* index,
               size_t first, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride) {
+  if (c.columns != nullptr && row0 == 0) c.columns->saw(w, a.x() + first * a.cols(), tokens);
   if (acts == nullptr) {
     c.kernels->matmul_f32(w, a.x() + first * a.cols(), a.cols(), index, tokens, row0, row1, y, y_stride);
   } else {

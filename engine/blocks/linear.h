@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "blocks/columns.h"
 #include "kernels/kernels.h"
 #include "util/threads.h"
 
@@ -18,6 +19,7 @@ struct Compute {
   const Kernels* kernels = nullptr;
   ThreadPool* pool = nullptr;
   bool float_mode = false;
+  ColumnSums* columns = nullptr;  // null = nobody counts
 
   ActFormat format(const Matrix& w) const { return float_mode ? ActFormat::none : act_format(w.encoding); }
 };

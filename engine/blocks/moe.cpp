@@ -33,8 +33,14 @@ size_t group_by_expert(const FfnSpec& spec, size_t rows, Workspace& ws) {
 
 class Experts {
  public:
-  Experts(const Compute& c, const FfnSpec& spec, const RecordLayout& record, Activations& input, Workspace& ws)
-      : c_(c), spec_(spec), record_(record), input_(input), ws_(ws), mid_(ws.mid_32, ws.mid_256) {
+  Experts(const Compute& c, const FfnSpec& spec, const MoeWeights& w, Activations& input, Workspace& ws)
+      : c_(c),
+        spec_(spec),
+        moe_layer_(w.moe_layer),
+        record_(w.record),
+        input_(input),
+        ws_(ws),
+        mid_(ws.mid_32, ws.mid_256) {
     const Matrix gate = matrix(spec.encodings.gate, 0, nullptr), up = matrix(spec.encodings.up, 0, nullptr);
     gate_acts_ = input.quantized(c, c.format(gate));
     up_acts_ = input.quantized(c, c.format(up));
@@ -46,6 +52,7 @@ class Experts {
   // Computes these experts for all their rows, into ws.pair_out.
   void run(const std::vector<ExpertRef>& refs) {
     gate_and_up(refs);
+    count_columns(refs);
     quantize_mid(refs);
     down(refs);
   }
@@ -89,6 +96,18 @@ class Experts {
     });
   }
 
+  void count_columns(const std::vector<ExpertRef>& refs) {
+    if (c_.columns == nullptr) return;
+    const size_t hidden = input_.cols(), width = spec_.expert_width;
+    for (const ExpertRef& ref : refs) {
+      for (uint32_t i = first(ref); i < first(ref) + count(ref); ++i) {
+        const float* input = input_.x() + ws_.pair_row[i] * hidden;
+        c_.columns->saw(moe_layer_, ref.expert, ColumnSums::Part::input, input);
+        c_.columns->saw(moe_layer_, ref.expert, ColumnSums::Part::middle, ws_.gate + i * width);
+      }
+    }
+  }
+
   void quantize_mid(const std::vector<ExpertRef>& refs) {
     if (mid_acts_ == nullptr) return;
     const size_t width = spec_.expert_width;
@@ -120,6 +139,7 @@ class Experts {
 
   const Compute& c_;
   const FfnSpec& spec_;
+  const uint32_t moe_layer_;
   const RecordLayout& record_;
   Activations& input_;
   Workspace& ws_;
@@ -173,7 +193,7 @@ Status moe(const Compute& c, const FfnSpec& spec, const MoeWeights& w, ExpertCac
   if (status.is_ok() && ahead != nullptr) read_ahead(c, *ahead, cache, ws);
   lap->into(&buckets->router);
   shared_expert(c, spec, w, input, ws, y);
-  Experts experts(c, spec, w.record, input, ws);
+  Experts experts(c, spec, w, input, ws);
   while (status.is_ok()) {
     lap->into(&buckets->expert_compute);
     ready.clear();

@@ -48,6 +48,7 @@ class EngineImpl final : public Engine {
   void reset() override;
   bool idle() override { return upkeep_->idle(); }
   Buckets buckets() const override { return last_buckets_; }
+  std::vector<ColumnSum> column_sums() const override { return columns_ ? columns_->all() : std::vector<ColumnSum>(); }
 
  private:
   explicit EngineImpl(const EngineOptions& options) : options_(options) {}
@@ -86,6 +87,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<TraceWriter> trace_file_;  // outlives the cache, which writes to it
   std::unique_ptr<ExpertCache> cache_;
   std::unique_ptr<Upkeep> upkeep_;
+  std::unique_ptr<ColumnSums> columns_;
   std::unique_ptr<Forward> forward_;
   std::vector<Seat> seats_;
   std::unique_ptr<Batcher> batcher_;
@@ -133,7 +135,11 @@ Status EngineImpl::set_up(const Log& log) {
     seats_.push_back({Conversation(std::move(kv)), Sampler(vault_.model.vocab)});
   }
   pool_ = std::make_unique<ThreadPool>(p.threads);
-  const Compute compute{kernels_, pool_.get(), p.float_activations};
+  if (options_.watch_columns) {
+    columns_ = std::make_unique<ColumnSums>(vault_.model);
+    for (const auto& [name, matrix] : trunk_.matrices()) columns_->watch(name, matrix);
+  }
+  const Compute compute{kernels_, pool_.get(), p.float_activations, columns_.get()};
   const std::string fingerprint = options_.history.empty() ? "" : history_fingerprint(vault_.manifest_json);
   upkeep_ =
       std::make_unique<Upkeep>(*cache_, plan_, Upkeep::Config{options_.history, fingerprint, "", options_.warm}, log);

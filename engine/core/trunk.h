@@ -48,6 +48,7 @@ class Trunk {
   const Linear& head() const { return head_; }
   const NormWeights& final_norm() const { return final_norm_; }
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
+  const std::map<std::string, Matrix>& matrices() const { return matrices_; }  // by canonical name
 
  private:
   Matrix matrix(const std::string& name) const;

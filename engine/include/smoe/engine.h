@@ -33,7 +33,15 @@ struct EngineOptions {
   uint32_t spec = 1;                    // records read on a guess, per layer of a token; 0 = none
   uint32_t draft = 0;                   // tokens to guess at from the conversation and verify together; 0 = off
   std::string ledger;                   // file in which engines tell each other what memory they take; "" = none
+  bool watch_columns = false;           // count what the matrices are multiplied with, for column_sums()
   std::vector<int32_t> penalty_exempt;  // ids the repetition penalty leaves alone, passed by the launcher
+};
+
+// Of what a matrix was multiplied with: the sum over `rows` rows of the square of each column.
+struct ColumnSum {
+  std::string name;  // of a trunk tensor, or "layers.L.experts.E.input" (gate and up) and ".middle" (down)
+  std::vector<double> squares;
+  uint64_t rows = 0;
 };
 
 using Log = std::function<void(const std::string&)>;
@@ -80,6 +88,7 @@ class Engine {
   // Between requests: a slice of upkeep (warming the cache, giving memory back, keeping the history), some milliseconds
   // at most. True: there is more to do at once; false: call again after a quarter of a second.
   virtual bool idle() { return false; }
+  virtual std::vector<ColumnSum> column_sums() const { return {}; }  // since it was opened with watch_columns
   virtual Buckets buckets() const = 0;
 };
 
