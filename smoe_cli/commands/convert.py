@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +19,9 @@ from smoe_cli.commands.verify import verify_or_fail
 from smoe_cli.sizes import show
 
 if TYPE_CHECKING:  # at run time these are imported by the command itself, so that its --help answers at once
+    from smoe_cli.convert.calibrate import Importance
     from smoe_cli.convert.plan import Fallback
-    from smoe_cli.convert.run import Job
+    from smoe_cli.convert.run import Job, Options
 
 
 class TerminalUi:
@@ -61,6 +64,36 @@ def _reason(fallback: Fallback) -> str:
     return f"rows of {fallback.cols} do not divide for {fallback.wanted}"
 
 
+class SilentUi:
+    """For the vault that only reads the calibration text."""
+
+    def notice(self, text: str) -> None: ...
+    def planned(self, job: Job) -> None: ...
+    def progress(self, done_bytes: int, total_bytes: int) -> None: ...
+
+
+def _importance(options: Options, text: Path) -> Importance:
+    """What matters in each matrix when the model reads the text: counted by a vault of 8-bit weights, made for it in
+    the target folder and removed again."""
+    from smoe_cli import registry
+    from smoe_cli.bench.ids import text_ids
+    from smoe_cli.bench.quality import Progress
+    from smoe_cli.convert.calibrate import collect
+    from smoe_cli.convert.run import Options, convert, file_errors, prepare
+
+    ui = SilentUi()
+    with file_errors():
+        options.out_dir.mkdir(parents=True, exist_ok=True)
+        held = tempfile.TemporaryDirectory(prefix=".calibrate-", dir=options.out_dir)
+    with held as folder:
+        console.say("calibrating: an 8-bit vault first, then the text")
+        job = prepare(Options(options.source, Path(folder), "calibrate", "q8", jobs=options.jobs), ui)
+        convert(job, ui)
+        ids = text_ids(registry.open_vault(job.vault).tokenizer_dir, text).ids
+        reading = Progress(len(ids), console.say, "calibrating")
+        return collect(job.vault, ids, reading.at)
+
+
 def command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint folder (safetensors), or a .gguf.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder of vaults.")] = None,
@@ -70,11 +103,18 @@ def command(
     quant: Annotated[
         str,
         typer.Option(
-            "--quant", help="q4 q6 q8 source, or one encoding for every matrix; q4, or source where SRC is quantised."
+            "--quant",
+            help="q2 q3 q4 q5 q6 q8 source, or one encoding for every matrix; q4, or source where SRC is quantised.",
         ),
     ] = "",
     role: Annotated[
         list[str] | None, typer.Option("--role", help="ROLE=ENCODING, may be repeated: experts attention ffn ...")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate", help="UTF-8 text: columns count by what the model multiplies with them as it reads it."
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Threads; every CPU by default.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and sizes only; nothing is written.")] = False,
@@ -94,6 +134,8 @@ def command(
         if dry_run:
             result = report(job)
         else:
+            if calibrate is not None:
+                job.options = replace(job.options, importance=_importance(options, calibrate))
             with meter:
                 result = convert(job, ui)
     except KeyboardInterrupt:

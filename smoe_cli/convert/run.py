@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from smoe_cli import __version__, _core, registry, settings
 from smoe_cli.convert import tokenizer as tok
+from smoe_cli.convert.calibrate import Importance
 from smoe_cli.convert.checkpoint import Checkpoint
 from smoe_cli.convert.encodings import SOURCE, choose_roles, default_quant
 from smoe_cli.convert.manifest import build_manifest
@@ -44,6 +45,7 @@ class Options:
     roles: tuple[str, ...] = ()
     jobs: int = 0  # 0 = every CPU this process may use
     fresh: bool = False
+    importance: Importance | None = None  # weighs the fits
 
 
 @dataclass
@@ -153,7 +155,9 @@ def _convert(job: Job, ui: Ui) -> dict[str, Any]:
         return report(job) | {"unchanged": True}
     _require_room(job)
     begun_as = _job_fingerprint(job, source)
-    with VaultWrite(job.plan, checkpoint.reader, options.out_dir, job.stem, begun_as, _jobs(options)) as write:
+    with VaultWrite(
+        job.plan, checkpoint.reader, options.out_dir, job.stem, begun_as, _jobs(options), options.importance
+    ) as write:
         result = _write(job, write, source, ui)
     seconds = time.monotonic() - start
     rates = {
@@ -175,9 +179,17 @@ def _write(job: Job, write: VaultWrite, source: dict[str, Any], ui: Ui) -> dict[
     tok.write_files(job.files, job.options.out_dir, job.stem)
     crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in job.plan.tensors}
     scout = dict(write.writer.scout_info())
-    write.finish(build_manifest(job.plan, job.stem, source, job.files, scout, crcs, errors))
+    manifest = build_manifest(job.plan, job.stem, source, job.files, scout, crcs, errors)
+    write.finish(manifest | _calibration(job.options))
     worst = [{"tensor": name, "error": error} for name, error in errors.worst()]
     return {"resumed": write.resumed, "read_bytes": done.value, "worst_errors": worst}
+
+
+def _calibration(options: Options) -> dict[str, Any]:
+    """What the manifest says of the text that weighed the fits."""
+    if options.importance is None:
+        return {}
+    return {"calibration": {"ids": options.importance.name, "tokens": options.importance.tokens}}
 
 
 def report(job: Job) -> dict[str, Any]:
@@ -220,7 +232,8 @@ def _disk_read_bytes_s(files: list[Path]) -> int | None:
 def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:
     """Source, converter and options, readable: part files made from anything else are refused with both shown."""
     digest = hashlib.sha256(json.dumps([source, __version__], sort_keys=True).encode()).hexdigest()
-    return " ".join([digest[:16], "with", job.options.quant, *job.options.roles])
+    calibrated = [f"calibrated:{job.options.importance.name}"] if job.options.importance else []
+    return " ".join([digest[:16], "with", job.options.quant, *job.options.roles, *calibrated])
 
 
 def _require_same(job: Job, source: dict[str, Any]) -> None:
@@ -236,6 +249,8 @@ def _require_same(job: Job, source: dict[str, Any]) -> None:
     same = encodings == {tensor.name: tensor.encoding for tensor in job.plan.tensors}
     if there.manifest["tokenizer"] != tok.manifest_entry(job.files):
         raise UsageError(f"{job.vault} exists, made with another tokenizer or template", hint)
+    if there.manifest.get("calibration") != _calibration(job.options).get("calibration"):
+        raise UsageError(f"{job.vault} exists, calibrated with another text, or without one", hint)
     if not same or there.manifest["arch"] != arch_json(job.plan.arch, job.plan.encodings()):
         raise UsageError(f"{job.vault} exists, made with other encodings", hint)
 

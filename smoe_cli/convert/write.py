@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smoe_cli import _core
+from smoe_cli.convert.calibrate import Columns, Importance
 from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.plan import PARTS, ExpertOut, Plan, TensorOut
 from smoe_cli.convert.safetensors import FileReader
@@ -101,6 +102,7 @@ class _Piece:
     encoding: str
     layout: str
     offset: int
+    importance: Columns | None = None  # of its columns
 
 
 @dataclass
@@ -146,7 +148,7 @@ def _encode_chunk(
             values = np.ascontiguousarray(piece.matrix.read(reader, start, stop))
         norm = _squared_norm(piece, values, start)
         if not kept:
-            encoded = _core.encode(piece.encoding, values)
+            encoded = _core.encode(piece.encoding, values, piece.importance)
             decoded = _core.decode(piece.encoding, encoded, rows, cols)
         stored = encoded if piece.layout == "rows" else _core.pack(piece.encoding, encoded, rows, cols)
     except _core.CoreError as error:
@@ -181,7 +183,17 @@ def _squared_norm(piece: _Piece, values: NDArray[np.float32], start: int) -> flo
 class VaultWrite:
     """One conversion: the part files, what is already in them, and the pool that makes the rest."""
 
-    def __init__(self, plan: Plan, reader: FileReader, out_dir: Path, stem: str, fingerprint: str, jobs: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        reader: FileReader,
+        out_dir: Path,
+        stem: str,
+        fingerprint: str,
+        jobs: int,
+        importance: Importance | None = None,
+    ) -> None:
+        self.importance = importance or Importance()
         self.plan, self.reader, self.jobs = plan, reader, jobs
         self.out_dir, self.stem = out_dir, stem
         trunk = [(t.name, *_st_entry(t), t.nbytes) for t in plan.tensors]
@@ -245,9 +257,10 @@ class VaultWrite:
     ) -> _InFlight:
         buffer = np.zeros(out.nbytes, np.uint8)
         values = min(CHUNK_VALUES, WORKERS_BYTES // (self.jobs * WORKER_BYTES_PER_VALUE))
+        pieces = [replace(piece, importance=self.importance.of(piece.name)) for piece in _pieces(out)]
         futures = [
             (index, pool.submit(_encode_chunk, self.reader, piece, buffer, start, stop, progress))
-            for index, piece in enumerate(_pieces(out))
+            for index, piece in enumerate(pieces)
             for start, stop in _chunks(piece, values)
         ]
         return _InFlight(out, write, buffer, futures)
