@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from smoe_cli.convert.packed import find_join
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, read_header
 from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
 from smoe_cli.families.spec import Family, match_family
@@ -108,7 +110,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     family = match_family(config)
     optional = optional_patterns(family, config)
-    scale_block = _quantisation(config, family)
+    scale_block, join = _quantisation(config)
     names = _files(folder)
     weight_map = _weight_map(folder)
     missing = [name for name in names if not (folder / name).is_file()]
@@ -132,7 +134,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     _notice_missing(checkpoint, missing, weight_map)
     _reconcile(checkpoint, weight_map, missing, optional)
     _notice_strays(checkpoint)
+    if join is not None:
+        join(checkpoint)
     _rename(checkpoint)
+    if checkpoint.kind == "mlx":
+        from smoe_cli.convert.packed import mlx
+
+        checkpoint.family = mlx.view(family, checkpoint.tensors)
     _split_scales(checkpoint)
     return checkpoint
 
@@ -157,29 +165,33 @@ def _require_checkpoint(folder: Path) -> None:
     raise UsageError(f"{folder} {what}; looked for {looked}", "give a Hugging Face checkpoint folder")
 
 
-def _quantisation(config: dict[str, Any], family: Family) -> tuple[int, int]:
-    """Block size of FP8 weights; refuses every other stored quantisation by name, before a byte is read as a number."""
-    if isinstance(config.get("quantization"), dict) and "quantization_config" not in config:
-        raise UnsupportedError("config.json: MLX quantisation is not supported yet as a source")
+def _quantisation(config: dict[str, Any]) -> tuple[tuple[int, int], Callable[[Checkpoint], None] | None]:
+    """Block size of FP8 weights, and what joins the parts of packed ones. Refuses a method that is not read by its
+    name, before a byte is read as a number."""
     nested = config.get("text_config")
     parts = [config, nested] if isinstance(nested, dict) else [config]
-    found = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    found = next(
+        (part[key] for part in parts for key in ("quantization_config", "quantization") if part.get(key)), None
+    )
     if not found:
-        return 128, 128
+        return (128, 128), None
     if not isinstance(found, dict):
         raise CorruptError(f"config.json: quantization_config is {found!r}, expected an object")
-    method = found.get("quant_method") or found.get("quant_algo") or ("MLX" if "group_size" in found else "unnamed")
-    if method == "mxfp4" and family.experts is not None and family.experts.packed == "mxfp4":
-        return 128, 128  # joined by name
-    if method != "fp8":
-        raise UnsupportedError(
-            f"config.json: weights quantised with {method!r} are not supported as a source",
-            "convert from the checkpoint in bf16, f16, f32, block-scaled fp8 or mxfp4",
-        )
+    named = found.get("quant_method") or ("modelopt" if found.get("quant_algo") else None)
+    method = named or ("mlx" if "group_size" in found else "unnamed")
     block = found.get("weight_block_size")
-    if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
-        raise UnsupportedError("config.json: fp8 weights without weight_block_size are not supported as a source")
-    return block[0], block[1]
+    if method == "fp8" and block is not None:
+        if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
+            raise UnsupportedError(f"config.json: fp8 weights in blocks of {block!r} are not supported as a source")
+        return (block[0], block[1]), None
+    join = find_join(str(method))
+
+    def joined(checkpoint: Checkpoint) -> None:
+        checkpoint.kind = "mlx" if method == "mlx" else checkpoint.kind
+        checkpoint.facts["quantisation"] = str(method)
+        join(checkpoint.tensors, found)
+
+    return (128, 128), joined
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -269,7 +281,6 @@ def _split_scales(checkpoint: Checkpoint) -> None:
         weight = name.removesuffix(SCALE_SUFFIX)
         if weight in checkpoint.tensors:
             checkpoint.scales[weight] = checkpoint.tensors.pop(name)
-    _join_packed(checkpoint)
     rows, cols = checkpoint.scale_block
     for name, tensor in checkpoint.tensors.items():
         if tensor.dtype != "F8_E4M3":
@@ -282,27 +293,6 @@ def _split_scales(checkpoint: Checkpoint) -> None:
             raise CorruptError(
                 f"{scale.name} is {scale.dtype} {list(scale.shape)}, expected {list(expected)} for {rows}x{cols} blocks"
             )
-
-
-def _join_packed(checkpoint: Checkpoint) -> None:
-    """Where the family packs its experts: NAME_blocks [E, R, G, 16] and NAME_scales [E, R, G] become NAME, of dtype
-    MXFP4 and shape [E, R, 32 G], and its scales."""
-    experts = checkpoint.family.experts
-    if experts is None or experts.packed != "mxfp4":
-        return
-    for name in [name for name in checkpoint.tensors if name.endswith("_blocks")]:
-        stem = name.removesuffix("_blocks")
-        scale = checkpoint.tensors.pop(f"{stem}_scales", None)
-        if scale is None:
-            raise CorruptError(f"{name} has no scales ({stem}_scales)", "download the checkpoint again")
-        blocks = checkpoint.tensors.pop(name)
-        if blocks.dtype != "U8" or scale.dtype != "U8" or len(blocks.shape) != 4 or blocks.shape[-1] != 16:
-            raise UnsupportedError(f"{name} is {blocks.dtype} {list(blocks.shape)}, expected U8 [E, rows, blocks, 16]")
-        if scale.shape != blocks.shape[:3]:
-            raise CorruptError(f"{scale.name} has shape {list(scale.shape)}, expected {list(blocks.shape[:3])}")
-        shape = (*blocks.shape[:2], blocks.shape[2] * 32)
-        checkpoint.tensors[stem] = SourceTensor(stem, "MXFP4", shape, blocks.path, blocks.offset, blocks.nbytes)
-        checkpoint.scales[stem] = scale
 
 
 def _some(names: object, most: int = 8) -> str:

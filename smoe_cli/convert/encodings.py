@@ -15,7 +15,7 @@ from smoe_cli.errors import UsageError
 
 SOURCE = "source"  # the checkpoint's own plain precision
 TIED = "tied"
-PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f32", "MXFP4": "bf16"}
+PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f32"}
 EXPERT_ROLES = ("expert.gate", "expert.up", "expert.down")
 ROLES = (*EXPERT_ROLES, "attention", "shared", "ffn", "head", "embed", "router")
 PRESETS = {  # encoding of the experts, and of everything else but the router

@@ -16,10 +16,6 @@ from smoe_cli.convert.blocks import RowTensor
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
 from smoe_cli.families.model import Groups
 
-MXFP4 = "MXFP4"  # dtype of a tensor that is stored as NAME_blocks and NAME_scales
-MXFP4_VALUES, MXFP4_BYTES = 32, 17
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-
 
 @dataclass(frozen=True)
 class Matrix:
@@ -50,7 +46,7 @@ class Matrix:
         values = rows * self.cols
         if isinstance(self.tensor, RowTensor):
             return values * self.tensor.nbytes // math.prod(self.tensor.shape)
-        return values * MXFP4_BYTES // MXFP4_VALUES if self.dtype == MXFP4 else values * self.tensor.itemsize
+        return values * self.tensor.itemsize
 
     @property
     def native(self) -> str:
@@ -89,8 +85,6 @@ class Matrix:
             return self._read_groups(reader, self.groups, start, stop)
         if isinstance(self.tensor, RowTensor):
             return self._read_rows(self.tensor, reader, start, stop)
-        if self.dtype == MXFP4:
-            return self._read_mxfp4(reader, self.first + start, self.first + stop)
         if self.transposed:
             return self._read_transposed(reader, start, stop)
         values = to_float32(self.read_raw(reader, start, stop), self.dtype).reshape(stop - start, self.cols)
@@ -128,20 +122,6 @@ class Matrix:
         if self.scale is not None:
             values = values * self._scales(reader, 0, self.cols, begin, end)
         return np.ascontiguousarray(values.T)
-
-    def _read_mxfp4(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
-        """Stored rows [start, stop): blocks of 32 four-bit floats, the even ones in the low halves of their bytes, each
-        block times 2 ** (its scale - 127). Exact."""
-        assert self.scale is not None
-        blocks, (_, stored_rows, _) = self.cols // MXFP4_VALUES, self.tensor.shape
-        first = (self.expert or 0) * stored_rows + start
-        rows, width = stop - start, blocks * MXFP4_VALUES // 2
-        codes = reader.read(self.tensor.path, self.tensor.offset + first * width, rows * width)
-        scales = reader.read(self.scale.path, self.scale.offset + first * blocks, rows * blocks)
-        values = np.stack([FP4[codes & 15], FP4[codes >> 4]], axis=-1).reshape(rows, blocks, MXFP4_VALUES)
-        exponents = scales.astype(np.int32).reshape(rows, blocks, 1) - 127
-        scaled: NDArray[np.float32] = np.ldexp(values, exponents).astype(np.float32)
-        return scaled.reshape(rows, self.cols)
 
     def _slab_offset(self) -> int:
         slab = math.prod(self.tensor.shape[1:]) * self.tensor.itemsize

@@ -13,7 +13,7 @@ from smoe_cli import _core
 from smoe_cli.convert.blocks import RowTensor
 from smoe_cli.convert.checkpoint import Checkpoint, optional_patterns
 from smoe_cli.convert.encodings import SOURCE, TIED, is_plain, resolve_encoding, source_encoding
-from smoe_cli.convert.matrix import MXFP4, Matrix
+from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.safetensors import WEIGHT_DTYPES, SourceTensor
 from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
 from smoe_cli.families.arch import Arch, TrunkTensor, resolve, trunk_tensors
@@ -312,7 +312,7 @@ class _Builder:
         width = ffn.expert_width
         gate_up = self.take(gate_up_name, f"gate and up of layer {index}")
         down = self.take(down_name, f"down of layer {index}")
-        square_is = "out_in" if gate_up.dtype == MXFP4 else names.square_is  # packed along the input
+        square_is = "out_in" if isinstance(gate_up, RowTensor) else names.square_is  # packed along the input
         turned_in = _orientation(gate_up, ffn.experts, 2 * width, hidden, square_is)
         turned_out = _orientation(down, ffn.experts, hidden, width, square_is)
         if turned_in != turned_out:
@@ -320,7 +320,7 @@ class _Builder:
                 f"{gate_up_name} {list(gate_up.shape)} and {down_name} {list(down.shape)} are stored in different "
                 f"orientations, or the square one is not [experts, {square_is.replace('_', ', ')}] as in this family"
             )
-        if gate_up.dtype == MXFP4 and turned_in:
+        if isinstance(gate_up, RowTensor) and turned_in:
             raise CorruptError(f"{gate_up_name} is packed along its output, which is not supported")
         return [
             (

@@ -31,7 +31,7 @@ DTYPE_BYTES = {
     "I16": 2,
 }
 DTYPE_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "I8": 1, "BOOL": 1}
-WEIGHT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "MXFP4")  # the last is two tensors, joined by checkpoint.py
+WEIGHT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3")
 MAX_HEADER_BYTES = 256 << 20
 AGAIN = "download it again"
 

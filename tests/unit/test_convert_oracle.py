@@ -158,7 +158,7 @@ def test_mxfp4_experts_are_read_as_transformers_reads_them(tmp_path: Path) -> No
     plan = make_plan(open_checkpoint(fake.write(tmp_path)), "source", choose_roles("source"))
     reader = open_checkpoint(tmp_path).reader
     for record in plan.experts:
-        assert set(record.encodings) == {"bf16"}
+        assert set(record.encodings) == {"mxfp4"}
         layer = f"model.layers.{record.layer}.mlp.experts."
         gate_up, down = packed[layer + "gate_up_proj"][record.expert], packed[layer + "down_proj"][record.expert]
         expected = (gate_up[:, 0::2].T, gate_up[:, 1::2].T, down.T)
