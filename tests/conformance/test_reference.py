@@ -140,3 +140,38 @@ def test_longrope_changes_with_the_window_not_with_the_position(tiny_vault: Vaul
     want = np.asarray(_core.Engine(str(long), ctx=256).logits(ids))
     assert (np.asarray(_core.Engine(str(both), ctx=512).logits(ids)) == want).all()
     assert not np.allclose(np.asarray(_core.Engine(str(both), ctx=256).logits(ids)), want)
+
+
+READS = {  # what a trunk matrix of the engine is called in transformers' llama and qwen3_moe
+    "attn.q": "self_attn.q_proj",
+    "attn.v": "self_attn.v_proj",
+    "attn.o": "self_attn.o_proj",
+    "ffn.up": "mlp.up_proj",
+    "ffn.down": "mlp.down_proj",
+}
+
+
+def test_column_sums_are_what_transformers_multiplies_with(tiny_vault: Vaults) -> None:
+    checkpoint, vault = tiny_vault("llama", "f32", seed=3)
+    model = reference.load(checkpoint)
+    ids = ids_of(PROMPT, model.config.vocab_size)
+    wanted: dict[str, np.ndarray] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_: Any, inputs: tuple[Any, ...]) -> None:
+            wanted[name] = (inputs[0][0].double() ** 2).sum(0).numpy()
+
+        return hook
+
+    for layer, block in enumerate(model.model.layers):
+        for ours, theirs in READS.items():
+            block.get_submodule(theirs).register_forward_pre_hook(watch(f"layers.{layer}.{ours}.weight"))
+    model.lm_head.register_forward_pre_hook(watch("head.weight"))
+    reference.run(model, ids)
+    engine = _core.Engine(str(vault), activations="float", ctx=256, watch_columns=True)
+    engine.logits(ids)
+    sums = engine.column_sums()
+    for name, squares in wanted.items():
+        counted, rows = sums[name]
+        assert rows == len(ids), name
+        assert np.allclose(counted, squares, rtol=2e-3, atol=1e-6 * squares.max()), name

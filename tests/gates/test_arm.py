@@ -30,7 +30,7 @@ def ask(argv: list[str], vault: Path, isa: str, *flags: str) -> list[str]:
     return [word for word in words if word.isdecimal() or word.startswith(("lp=", "top="))]
 
 
-@pytest.fixture(scope="module", params=["q8_0", "q4_0", "q4_k"])
+@pytest.fixture(scope="module", params=["q8_0", "q4_0", "q4_k", "q5_1", "mxfp4", "iq4_nl", "mlx3_g32_f16"])
 def vault(request: pytest.FixtureRequest, tiny_vault: Callable[..., tuple[Path, Path]]) -> Path:
     every_layer = {"decoder_sparse_step": 1, "mlp_only_layers": []}
     roles = ("expert.down=q8_0",) if request.param == "q4_k" else ()

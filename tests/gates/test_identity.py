@@ -161,3 +161,25 @@ def test_g6_after_a_cancelled_turn(vault: Path, isa: str) -> None:
     assert outcome["finish"] == "cancel"
     longer = ids + ids_of(8, seed=9)
     assert greedy(warm, longer, 10)[0] == greedy(engine(vault, isa=isa, ctx=128, chunk=32), longer, 10)[0]
+
+
+STORED = [
+    ("experts=q3_k", "expert.down=q2_k", "attention=iq4_xs", "head=q5_k"),
+    ("experts=mxfp4", "expert.down=mlx4_g32_bf16", "attention=iq4_nl", "embed=mlx8_g64_f32"),
+    ("experts=q4_1", "expert.down=q5_0", "attention=q5_1", "head=mlx3_g32_f16"),
+]
+
+
+@pytest.mark.parametrize("roles", STORED, ids=lambda roles: "-".join(role.partition("=")[2] for role in roles))
+def test_g1_g4_g7_every_encoding(tiny_vault: Callable[..., tuple[Path, Path]], roles: tuple[str, ...]) -> None:
+    """Cache size, chunks and threads change no bit, and the vector ISAs agree; that integer products have scalar's bits
+    is tests/engine/test_kernels.cpp's to hold, as its exponentials differ."""
+    found = {}
+    for isa in ISAS:
+        vault = tiny_vault("qwen3_moe", "q8_0", roles, seed=14)[1]
+        whole = np.asarray(engine(vault, isa=isa, threads=1).logits(ids_of(90)))
+        small = engine(vault, isa=isa, ring=2 * TOP_K, chunk=32)
+        assert (np.asarray(small.logits(ids_of(90), prefill=60)) == whole).all()
+        found[isa] = whole
+    fast = [logits for isa, logits in found.items() if isa != "scalar"]
+    assert all((logits == fast[0]).all() for logits in fast)
