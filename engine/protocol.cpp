@@ -10,7 +10,7 @@
 namespace smoe {
 namespace {
 
-constexpr size_t kMaxSessionName = 64;
+constexpr size_t kMaxSessionName = 64, kMaxTag = 32;
 
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
@@ -70,11 +70,11 @@ bool parse_bias(std::string_view text, uint32_t vocab, std::vector<std::pair<int
   });
 }
 
-bool parse_session(std::string_view text, std::string* out) {
+bool parse_name(std::string_view text, size_t most, std::string* out) {
   const auto plain = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
   };
-  if (text.size() > kMaxSessionName || !std::all_of(text.begin(), text.end(), plain)) return false;
+  if (text.size() > most || !std::all_of(text.begin(), text.end(), plain)) return false;
   *out = text;
   return true;
 }
@@ -119,7 +119,7 @@ constexpr Key kKeys[] = {
     {"seed", [](Text v, uint32_t, Request* r) { return parse_seed(v, &r->sampling.seed); }},
     {"stop", [](Text v, uint32_t vocab, Request* r) { return parse_ids(v, vocab, &r->stop_ids); }},
     {"bias", [](Text v, uint32_t vocab, Request* r) { return parse_bias(v, vocab, &r->bias); }},
-    {"session", [](Text v, uint32_t, Request* r) { return parse_session(v, &r->session); }},
+    {"session", [](Text v, uint32_t, Request* r) { return parse_name(v, kMaxSessionName, &r->session); }},
     {"lp",
      [](Text v, uint32_t, Request* r) {
        r->report_logprobs = true;
@@ -153,6 +153,36 @@ Status parse_generate(std::string_view text, uint32_t vocab, Request* r) {
   if (!parse_number(count, &r->max_tokens) || !r->max_tokens)
     return bad("max_tokens " + quoted(count) + ": a number above 0");
   return parse_body(text, vocab, r);
+}
+
+// The tag of a request, wherever it stands before the ids, so that what is wrong with the rest is told to it. False for
+// one that is none.
+bool find_tag(std::string_view text, std::string* tag) {
+  bool good = true;
+  for (bool first = true;; first = false) {
+    const std::string_view word = next_word(&text);
+    if (word.starts_with("tag=")) good = word.size() > 4 && parse_name(word.substr(4), kMaxTag, tag);
+    if (!good || word.empty() || (!first && word.find('=') == word.npos)) return good;
+  }
+}
+
+// A tag before the rest of a MASK or CANCEL, which begins behind it.
+bool take_tag(std::string_view* text, std::string* tag) {
+  std::string_view rest = *text;
+  const std::string_view word = next_word(&rest);
+  if (!word.starts_with("tag=")) return true;
+  *text = rest;
+  return word.size() > 4 && parse_name(word.substr(4), kMaxTag, tag);
+}
+
+Status parse_mask(std::string_view text, uint32_t vocab, Command* command) {
+  std::string_view after = text;
+  next_word(&after);
+  const bool two_words = !next_word(&after).empty();  // "tag=" may be the mask itself
+  if (two_words && !take_tag(&text, &command->tag)) return bad("the tag of a MASK");
+  const bool good = decode_base64(next_word(&text), &command->mask) && command->mask.size() == (size_t{vocab} + 7) / 8;
+  if (!good || !next_word(&text).empty()) command->mask.clear();
+  return Status::ok();
 }
 
 int base64_value(char c) {
@@ -195,24 +225,28 @@ Command parse_line(std::string_view line, uint32_t vocab, const Sampling& defaul
   std::string_view rest = line;
   const std::string_view verb = next_word(&rest);
   Status status;
-  if (verb == "GEN") {
-    command.verb = Verb::generate;
-    status = parse_generate(rest, vocab, &command.request);
-  } else if (verb == "SCORE") {
-    command.verb = Verb::score;
-    status = parse_body(rest, vocab, &command.request);
+  if (verb == "GEN" || verb == "SCORE") {
+    command.verb = verb == "GEN" ? Verb::generate : Verb::score;
+    if (!find_tag(rest, &command.tag)) {
+      status = bad("the tag: letters, digits, _ - . only, at most " + std::to_string(kMaxTag));
+    } else {
+      status =
+          verb == "GEN" ? parse_generate(rest, vocab, &command.request) : parse_body(rest, vocab, &command.request);
+    }
   } else if (verb == "MASK") {
     command.verb = Verb::mask;
-    const bool good = decode_base64(next_word(&rest), &command.mask) && command.mask.size() == (size_t{vocab} + 7) / 8;
-    if (!good || !next_word(&rest).empty()) command.mask.clear();
+    status = parse_mask(rest, vocab, &command);
   } else if (verb == "RESET" || verb == "INFO" || verb == "CANCEL") {
     command.verb = verb == "RESET" ? Verb::reset : verb == "INFO" ? Verb::info : Verb::cancel;
-    if (!next_word(&rest).empty()) status = bad(std::string(verb) + " stands alone");
+    const bool tagged = command.verb != Verb::cancel || take_tag(&rest, &command.tag);
+    if (!tagged || !next_word(&rest).empty()) status = bad(std::string(verb) + " stands alone");
   } else {
     status = bad("the request " + quoted(line) + ": GEN, SCORE, MASK, RESET, INFO or CANCEL");
   }
   if (!status.is_ok()) {
+    std::string tag = std::move(command.tag);
     command = {};
+    command.tag = std::move(tag);
     command.status = std::move(status);
   }
   return command;

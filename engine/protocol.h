@@ -9,6 +9,12 @@
 //       Belongs to the last GEN line; without one that waits for masks it is dropped.
 //   SCORE [key=value ...] <ids>   log-probability of each id given those before it
 //   RESET   INFO   CANCEL
+//   With tag=NAME (letters, digits, _ - . , at most 32), a key of GEN and SCORE, requests need not wait for one
+//   another. GENs with a tag run together, as many as there are --sessions, each in another session; they begin in the
+//   order they came in, and what has no tag waits for those before it and holds up those behind it, as SCORE does.
+//   `MASK tag=NAME <base64>` and `CANCEL tag=NAME` are for the request of that tag, which is one at a time. Every line
+//   of a tagged request's reply is `@NAME words`, written at once; together, without the @NAME, they are a reply as
+//   below.
 //
 // Replies, in the order of the requests: words separated by white space, each written out at once, a newline at the
 // end.
@@ -23,10 +29,10 @@
 //          gen=0 prefill_ms= <<DONE>>. If cancelled: fin=cancel <<DONE>>.
 //   RESET  <<DONE>>
 //   INFO   one line of JSON, nothing else
-//   CANCEL nothing: it ends the oldest request that has no complete reply yet; when idle it does nothing
+//   CANCEL nothing: it ends the oldest request (of that tag) that has no complete reply yet; when idle it does nothing
 //   error  fields such as prompt= ctx=, then <<ERR name>> in place of <<DONE>>. Before it, one line on stderr says what
-//          was wrong: `request refused: name: ...`. Names: bad_request empty_suffix ctx_overflow suffix_too_long
-//          io_error non_finite no_memory failed
+//          was wrong: `request refused: [@NAME ]name: ...`. Names: bad_request empty_suffix ctx_overflow
+//          suffix_too_long io_error non_finite no_memory failed
 #pragma once
 
 #include <cstdint>
@@ -48,6 +54,7 @@ enum class Verb { generate, score, reset, info, cancel, mask, malformed };
 
 struct Command {
   Verb verb = Verb::malformed;
+  std::string tag;            // generate, score, cancel, mask; "" = none
   Request request;            // generate, score
   std::vector<uint8_t> mask;  // mask; empty if it did not decode
   Status status;              // malformed: message = the wire name, hint = what was wrong

@@ -1,4 +1,5 @@
-// The loop behind `smoe-engine --serve`: one thread reads lines, the caller's thread runs the requests in their order.
+// The loop behind `smoe-engine --serve`: one thread reads lines, the caller's thread runs the requests in their order,
+// those with a tag together.
 // So a CANCEL or a MASK is seen while a generation runs, and the engine keeps its single caller.
 #pragma once
 

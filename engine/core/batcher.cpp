@@ -14,6 +14,8 @@ CacheStats operator-(const CacheStats& a, const CacheStats& b) {
   return d;
 }
 
+Status out_of_memory() { return {Code::resources, "no_memory", "an allocation failed while handling the request"}; }
+
 PassWork share_of(const CacheStats& pass, double share) {
   const auto part = [share](uint64_t count) { return static_cast<double>(count) * share; };
   return {part(pass.hits),      part(pass.misses),  part(pass.read_bytes),
@@ -120,7 +122,7 @@ Status Batcher::compute(std::span<const Turn> turns) try {
   }
   return Status::ok();
 } catch (const std::bad_alloc&) {
-  return {Code::resources, "no_memory", "an allocation failed while handling the request"};
+  return out_of_memory();
 }
 
 void Batcher::compute_apart() {
@@ -149,7 +151,11 @@ void Batcher::draw(std::span<const Turn> turns) {
 void Batcher::take(Sequence& sequence, const float* logits, size_t row) {
   const bool waited = sequence.waits_for_mask();
   forward_.lap(&Buckets::other);
-  sequence.take(logits);
+  try {
+    sequence.take(logits);
+  } catch (const std::bad_alloc&) {
+    sequence.fail(out_of_memory());
+  }
   forward_.lap(&Buckets::sampler);
   if (!waited && sequence.waits_for_mask()) forward_.keep(row, sequence.hidden().data());
 }

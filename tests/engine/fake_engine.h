@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstddef>
+#include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +22,7 @@ class FakeEngine final : public Engine {
   static constexpr uint32_t kVocab = 100;
   static constexpr int32_t kEos = 99, kIoError = 90, kNonFinite = 91, kNoMemory = 92, kThrows = 93, kWarns = 94,
                            kOdd = 95;
-  static constexpr uint32_t kCtx = 1000, kChunk = 4;
+  static constexpr uint32_t kCtx = 1000, kChunk = 4, kSessions = 3;
 
   FakeEngine() {
     model_.vocab = kVocab;
@@ -35,37 +38,39 @@ class FakeEngine final : public Engine {
   std::vector<int32_t> route_trace() const override { return {}; }
   Result<std::vector<float>> logits(const std::vector<int32_t>&, size_t) override { return std::vector<float>{}; }
 
-  bool room_for(const std::string&) const override { return true; }
-  Status start(const Request&, Events&) override { return {Code::failed, "one at a time"}; }
-  bool step(std::vector<Ended>*) override { return false; }
-
-  Result<Outcome> generate(const Request& r, Events& events) override {
+  bool room_for(const std::string& session) const override {
+    return running_.size() < kSessions &&
+           std::none_of(
+               running_.begin(), running_.end(), [&](const Run& run) { return run.request.session == session; });
+  }
+  Status start(const Request& r, Events& events) override {
     last_ = r;
-    if (!r.slide && r.ids.size() > kCtx) return Status{Code::usage, "ctx_overflow"};
-    Outcome o;
-    o.counters.prompt_tokens = static_cast<uint32_t>(r.ids.size());
-    o.counters.cached_tokens = static_cast<uint32_t>(
-        std::mismatch(held_.begin(), held_.end(), r.ids.begin(), r.ids.end()).first - held_.begin());
-    o.counters.cached_tokens = std::min(o.counters.cached_tokens, o.counters.prompt_tokens - 1);
-    events.on_begin(o.counters.prompt_tokens, o.counters.cached_tokens);
-    if (!prefill(o.counters, events)) return finish(o, Finish::cancel);
-    if (Status s = failure(r.ids.front(), events); !s.is_ok()) return s;
-    held_ = r.ids;
-    std::vector<uint8_t> mask;
-    for (int32_t id = r.ids.back();;) {
-      wait_at_gate();
-      if (events.cancelled() || (r.mask && events.next_mask(&mask) != MaskAnswer::ready))
-        return finish(o, Finish::cancel);
-      id = next(id, r.mask ? mask.data() : nullptr);
-      if (id < 0) return Status{Code::usage, "bad_request", "the mask allows no token"};
-      if (id == kEos || std::count(r.stop_ids.begin(), r.stop_ids.end(), id)) return finish(o, Finish::stop);
-      TokenEvent token{id, -0.5f, {}};
-      for (uint32_t i = 0; i < std::min(r.logprobs, kVocab); ++i)
-        token.top.emplace_back(i, -1.0f - static_cast<float>(i));
-      events.on_token(token);
-      held_.push_back(id);
-      if (++o.counters.generated_tokens == r.max_tokens) return finish(o, Finish::length);
+    if (!r.slide && r.ids.size() > kCtx) return {Code::usage, "ctx_overflow"};
+    Run run{r, &events, {}, 0, r.ids.back()};
+    const std::vector<int32_t>& held = held_[r.session];
+    Counters& n = run.outcome.counters;
+    n.prompt_tokens = static_cast<uint32_t>(r.ids.size());
+    n.cached_tokens =
+        static_cast<uint32_t>(std::mismatch(held.begin(), held.end(), r.ids.begin(), r.ids.end()).first - held.begin());
+    n.cached_tokens = std::min(n.cached_tokens, n.prompt_tokens - 1);
+    running_.push_back(run);
+    events.on_begin(n.prompt_tokens, n.cached_tokens);
+    return Status::ok();
+  }
+  // A chunk of the prompt, or a token, for each.
+  bool step(std::vector<Ended>* ended) override {
+    bool advanced = false;
+    for (size_t i = 0; i < running_.size();) {
+      Run run = running_[i];
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));  // it may throw
+      const std::optional<Result<Outcome>> end = advance(run, &advanced);
+      if (end) {
+        ended->push_back({run.events, *end});
+      } else {
+        running_.insert(running_.begin() + static_cast<std::ptrdiff_t>(i++), run);
+      }
     }
+    return advanced;
   }
 
   Result<std::vector<TokenEvent>> score(const std::vector<int32_t>& ids, uint32_t top, Events& events) override {
@@ -87,18 +92,54 @@ class FakeEngine final : public Engine {
   const Request& last_request() const { return last_; }
 
  private:
+  struct Run {
+    Request request;
+    Events* events;
+    Outcome outcome;
+    uint32_t done;  // of the prompt
+    int32_t id;     // the last one
+  };
+
   static Outcome finish(Outcome o, Finish f) {
     o.finish = f;
     return o;
   }
-  bool prefill(const Counters& n, Events& events) {
+  std::optional<Result<Outcome>> advance(Run& run, bool* advanced) {
+    const Request& r = run.request;
+    Counters& n = run.outcome.counters;
     const uint32_t total = n.prompt_tokens - n.cached_tokens;
-    for (uint32_t done = 0; done < total;) {
-      if (events.cancelled()) return false;
-      done = std::min(total, done + kChunk);
-      events.on_prefill(done, total);
+    if (run.done < total) {
+      *advanced = true;
+      if (run.events->cancelled()) return finish(run.outcome, Finish::cancel);
+      run.done = std::min(total, run.done + kChunk);
+      run.events->on_prefill(run.done, total);
+      if (run.done < total) return std::nullopt;
+      if (Status s = failure(r.ids.front(), *run.events); !s.is_ok()) return s;
+      held_[r.session] = r.ids;
+      return std::nullopt;
     }
-    return true;
+    return say(run, advanced);
+  }
+  std::optional<Result<Outcome>> say(Run& run, bool* advanced) {
+    const Request& r = run.request;
+    std::vector<uint8_t> mask;
+    wait_at_gate();
+    MaskAnswer answer = run.events->cancelled() ? MaskAnswer::cancel : MaskAnswer::ready;
+    if (r.mask && answer == MaskAnswer::ready) answer = run.events->next_mask(&mask);
+    if (answer == MaskAnswer::pending) return std::nullopt;
+    *advanced = true;
+    if (answer == MaskAnswer::cancel) return finish(run.outcome, Finish::cancel);
+    run.id = next(run.id, r.mask ? mask.data() : nullptr);
+    if (run.id < 0) return Status{Code::usage, "bad_request", "the mask allows no token"};
+    const bool stops = std::count(r.stop_ids.begin(), r.stop_ids.end(), run.id) > 0;
+    if (run.id == kEos || stops) return finish(run.outcome, Finish::stop);
+    TokenEvent token{run.id, -0.5f, {}};
+    for (uint32_t i = 0; i < std::min(r.logprobs, kVocab); ++i)
+      token.top.emplace_back(i, -1.0f - static_cast<float>(i));
+    run.events->on_token(token);
+    held_[r.session].push_back(run.id);
+    if (++run.outcome.counters.generated_tokens == r.max_tokens) return finish(run.outcome, Finish::length);
+    return std::nullopt;
   }
   // The next id that the mask allows, round the vocabulary; -1 if there is none.
   static int32_t next(int32_t id, const uint8_t* mask) {
@@ -126,7 +167,8 @@ class FakeEngine final : public Engine {
 
   ModelSpec model_;
   Plan plan_;
-  std::vector<int32_t> held_;
+  std::map<std::string, std::vector<int32_t>> held_;  // by session
+  std::vector<Run> running_;
   Request last_;
   bool gated_ = false;
   int permits_ = 0;

@@ -435,6 +435,94 @@ TEST(protocol_masks_ahead_are_bounded) {
   CHECK_EQ(count(s.end(), "<<ERR bad_request>>"), 1u);
 }
 
+// --- tags
+// --------------------------------------------------------------------------------------------------------------------
+
+// What was said to one tag, as if it had been alone.
+std::string said_to(const std::string& tag, const std::string& out) {
+  std::string words;
+  for (size_t at = 0; at < out.size();) {
+    const size_t end = std::min(out.find('\n', at), out.size());
+    const std::string line = out.substr(at, end - at), mark = "@" + tag + " ";
+    if (line.starts_with(mark)) words += line.substr(mark.size()) + " ";
+    at = end + 1;
+  }
+  return words;
+}
+
+TEST(protocol_tags_advance_together) {
+  Served s(true);
+  s.wire.send("GEN 9 tag=a session=x 10\nGEN 3 tag=b session=y 20\n");
+  CHECK(s.wire.wait_read());
+  s.engine.permit(4);
+  CHECK(s.wire.wait_for("@b 21\n"));
+  const std::string out = s.end();
+  const std::string alone = generated("prompt=1 cached=0 pre=1/1 21 22 23 ", 3, "length");
+  CHECK_EQ(said_to("b", out), alone.substr(0, alone.size() - 1) + " ");
+  CHECK(out.find("@b 23\n") < out.find("@a 19\n"));
+  CHECK_EQ(count(out, "fin=length <<DONE>>\n"), 2u);
+}
+
+TEST(protocol_without_a_tag_nothing_runs_beside) {
+  Served s(true);
+  s.wire.send("GEN 2 tag=a session=x 10\nGEN 2 30\nGEN 2 tag=b session=y 20\nINFO\n");
+  const std::string out = s.end();
+  CHECK(out.find("@a gen=2") < out.find("prompt=1 cached=0 pre=1/1 31 32 gen=2"));
+  CHECK(out.find(" 31 32 gen=2") < out.find("@b prompt"));
+  CHECK(out.find("@b gen=2") < out.find("fake"));
+}
+
+TEST(protocol_one_of_several_is_cancelled) {
+  Served s(true);
+  s.wire.send("GEN 100 tag=a session=x 1\nGEN 3 tag=b session=y 20\n");
+  CHECK(s.wire.wait_read());
+  s.engine.permit(4);
+  CHECK(s.wire.wait_for("@b 21\n"));
+  s.wire.send("CANCEL\nCANCEL tag=z\nCANCEL tag=a\n");
+  CHECK(s.wire.wait_read());
+  const std::string out = s.end();
+  CHECK_EQ(count(out, "fin=cancel"), 1u);
+  CHECK(said_to("a", out).find("fin=cancel <<DONE>>") != out.npos);
+  CHECK_EQ(count(said_to("b", out), "21 22 23 gen=3 "), 1u);
+}
+
+TEST(protocol_masks_find_their_tag_and_hold_up_nobody) {
+  Served s;
+  s.wire.send("GEN 2 tag=a session=x mask=1 1\nGEN 3 tag=b session=y 20\n");
+  CHECK(s.wire.wait_for("@b gen=3"));
+  const auto to_a = [](std::string line) { return line.insert(5, "tag=a "); };
+  s.wire.send("MASK tag=b AAAA\n" + to_a(mask_line({40})) + to_a(mask_line({7})));
+  CHECK(s.wire.wait_for("@a gen=2"));
+  CHECK_EQ(count(said_to("a", s.end()), "40 7 gen=2 "), 1u);
+}
+
+TEST(protocol_more_than_fit_wait_and_so_does_a_session_or_tag_in_use) {
+  for (const char* last : {"GEN 1 tag=d session=4 40\n", "GEN 1 tag=d session=1 40\n", "GEN 1 tag=a session=4 40\n"}) {
+    Served s(true);
+    s.wire.send("GEN 5 tag=a session=1 10\nGEN 1 tag=b session=2 20\nGEN 5 tag=c session=3 30\n" + std::string(last));
+    CHECK(s.wire.wait_read());
+    const std::string out = s.end();
+    CHECK_EQ(count(out, "fin=length <<DONE>>"), 4u);
+    CHECK(out.find("@b gen=1") < out.find(" 41"));
+    if (last[9] == 'a' || last[19] == '1') CHECK(out.find("@a gen=5") < out.find(" 41"));
+  }
+}
+
+TEST(protocol_one_fails_and_the_others_go_on) {
+  const std::string out =
+      reply_to("GEN 4 tag=a session=x 90\nGEN 4 tag=b session=y 20\nGEN 4 tag=c session=z t=-1 5\nGEN 0 tag=d 1\n");
+  CHECK_EQ(said_to("a", out), "prompt=1 cached=0 pre=1/1 <<ERR io_error>> ");
+  CHECK_EQ(said_to("c", out), "<<ERR bad_request>> ");
+  CHECK_EQ(said_to("d", out), "<<ERR bad_request>> ");
+  CHECK_EQ(count(said_to("b", out), "21 22 23 24 gen=4 "), 1u);
+}
+
+TEST(protocol_a_tag_that_is_none) {
+  for (const char* line :
+       {"GEN 1 tag= 1\n", "GEN 1 tag=a/b 1\n", "CANCEL tag=\n", "GEN 1 tag=123456789012345678901234567890123 1\n"})
+    CHECK_EQ(reply_to(line), "<<ERR bad_request>>\n");
+}
+
 TEST(protocol_base64) {
   std::vector<uint8_t> out;
   CHECK(decode_base64("", &out) && out.empty());
