@@ -12,6 +12,8 @@ With ``mask=1`` in a request it waits for a mask before each step, like the real
 allowed is passed over for the lowest id that is, and the reply ends only where one of ``eos`` ([0, 2]) or ``stop=`` is
 allowed.
 
+Requests with a tag run at once, each in a thread of its own.
+
 A fault's ``kind`` is signal, exit, hang, garbage, close, eat (memory, until something stops it) or err (with ``name``);
 ``after`` counts tokens, -1 is in the prefill. What has been answered and which faults are spent is kept in
 ``FILE.state``, since a death ends this process.
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import copy
 import itertools
 import json
 import os
@@ -44,50 +47,71 @@ class FakeEngine:
         self.sessions: dict[str, list[int]] = {}
         self.held: list[int] = []
         self.logprobs: int | None = None
-        self.lines: queue.Queue[tuple[str, queue.Queue[bytes]]] = queue.Queue()  # each with the masks that follow it
-        self.masks: queue.Queue[bytes] = queue.Queue()
-        self.closed = False
-        self.ends: list[int] | None = None  # with masks: the tokens that end a reply
+        self.lines: queue.Queue[tuple[str, str, queue.Queue[bytes], threading.Event]] = queue.Queue()
+        self.masks: queue.Queue[bytes] = queue.Queue()  # these two are of the request, and read by ``_read``
         self.cancelled = threading.Event()
+        self.closed = threading.Event()
+        self.ends: list[int] | None = None  # with masks: the tokens that end a reply
+        self.tag = ""
+        self.lock = threading.Lock()  # of stdout
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
+        beside: list[threading.Thread] = []
         while True:
-            line, self.masks = self.lines.get()
+            line, tag, masks, cancelled = self.lines.get()
+            verb, _, rest = line.strip().partition(" ")
+            one = copy.copy(self)
+            one.tag, one.masks, one.cancelled = tag, masks, cancelled
+            if tag and verb == "GEN":
+                beside.append(threading.Thread(target=one._generate, args=[rest], daemon=True))
+                beside[-1].start()
+                continue
+            while beside:
+                beside.pop().join()
             if not line:
                 return
-            verb, _, rest = line.strip().partition(" ")
-            if verb == "GEN":
-                self._generate(rest)
-            elif verb == "SCORE":
-                self._score(rest)
-            elif verb == "RESET":
-                self.sessions = {}
-                say("<<DONE>>\n")
-            elif verb == "INFO":
-                say(json.dumps({"engine": "fake", "ctx": self.script.get("ctx", 4096)}) + "\n")
-            else:
-                say("<<ERR bad_request>>\n")
+            one._answer(verb, rest)
+
+    def _answer(self, verb: str, rest: str) -> None:
+        if verb == "GEN":
+            self._generate(rest)
+        elif verb == "SCORE":
+            self._score(rest)
+        elif verb == "RESET":
+            self.sessions.clear()
+            self._say("<<DONE>>\n")
+        elif verb == "INFO":
+            self._say(json.dumps({"engine": "fake", "ctx": self.script.get("ctx", 4096)}) + "\n")
+        else:
+            self._say("<<ERR bad_request>>\n")
+
+    def _say(self, text: str) -> None:
+        with self.lock:
+            sys.stdout.write(f"@{self.tag} {text.rstrip()}\n" if self.tag else text)
+            sys.stdout.flush()
 
     def _read(self) -> None:
-        masks: queue.Queue[bytes] = queue.Queue()
+        latest: dict[str, tuple[queue.Queue[bytes], threading.Event]] = {}  # by tag
         for line in sys.stdin:
-            if line.strip() == "CANCEL":
-                self.cancelled.set()
-            elif line.startswith("MASK "):
-                masks.put(base64.b64decode(line[5:]))
-            elif line.strip():
-                masks = queue.Queue()
-                self.lines.put((line, masks))
-        self.closed = True
-        self.lines.put(("", masks))
+            words = line.split()
+            tag = next((word[4:] for word in words[1:-1] or words[1:] if word.startswith("tag=")), "")
+            if words and words[0] == "CANCEL":
+                latest.get(tag, (None, threading.Event()))[1].set()
+            elif words and words[0] == "MASK":
+                if tag in latest:
+                    latest[tag][0].put(base64.b64decode(words[-1]))
+            elif words:
+                latest[tag] = queue.Queue(), threading.Event()
+                self.lines.put((line, tag, *latest[tag]))
+        self.closed.set()
+        self.lines.put(("", "", queue.Queue(), threading.Event()))
 
     def _generate(self, rest: str) -> None:
         words = rest.split()
         max_tokens, ids = int(words[0]), [int(word) for word in words[-1].split(",")]
         fields = dict(word.split("=", 1) for word in words[1:-1])
         self._log({"request": rest})
-        self.cancelled.clear()
         self.ends = None
         if fields.get("mask") == "1":
             stops = [int(token) for token in fields.get("stop", "").split(",") if token]
@@ -96,7 +120,7 @@ class FakeEngine:
         name = fields.get("session", "")
         self.held = self.sessions.get(name, [])
         cached = min(common_prefix(self.held, ids), len(ids) - 1)
-        say(f"prompt={len(ids)} cached={cached} ")
+        self._say(f"prompt={len(ids)} cached={cached} ")
         began = time.monotonic()
         finish = self._prefill(ids, cached) or self._decode(ids, max_tokens)
         self.sessions[name] = self.held
@@ -105,13 +129,15 @@ class FakeEngine:
             ms = (time.monotonic() - began) * 1000
             self.state["answered"] += 1
             self._save()  # before the last word, after which anything may happen to this process
-            say(f"gen={made} prefill_ms=1 decode_ms={ms:.1f} hits=90 misses=10 bytes=1048576 fin={finish} <<DONE>>\n")
+            self._say(
+                f"gen={made} prefill_ms=1 decode_ms={ms:.1f} hits=90 misses=10 bytes=1048576 fin={finish} <<DONE>>\n"
+            )
 
     def _prefill(self, ids: list[int], cached: int) -> str:
         chunk, total = self.script.get("chunk", 512), len(ids) - cached
         for done in range(0, total, chunk):
             time.sleep(self.script.get("prefill_ms", 0) / 1000)
-            say(f"pre={min(done + chunk, total)}/{total} ")
+            self._say(f"pre={min(done + chunk, total)}/{total} ")
             if self._fault(-1):
                 return "err"
             if self.cancelled.is_set():
@@ -134,14 +160,14 @@ class FakeEngine:
             if token is None:
                 return "cancel" if self.cancelled.is_set() else "stop"
             time.sleep(self.script.get("token_ms", 1) / 1000)
-            say(f"{token} {self._logprob(token)}")
+            self._say(f"{token} {self._logprob(token)}")
             self.held.append(token)
         raise AssertionError
 
     def _masked(self, wanted: int | None) -> int | None:
         """The next token under the next mask; None: the reply ends."""
         mask = b""
-        while not mask and not self.cancelled.is_set() and not self.closed:
+        while not mask and not self.cancelled.is_set() and not self.closed.is_set():
             with contextlib.suppress(queue.Empty):
                 mask = self.masks.get(timeout=0.01)
         allowed = [token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1]
@@ -157,11 +183,10 @@ class FakeEngine:
         words = rest.split()
         ids = [int(word) for word in words[-1].split(",")]
         self._log({"score": rest})
-        self.cancelled.clear()
         top = next((int(word[3:]) for word in words[:-1] if word.startswith("lp=")), 0)
         self.sessions[""], self.logprobs = list(ids), top
-        say(f"pre={len(ids)}/{len(ids)} " + "".join(self._logprob(token) for token in ids[1:]))
-        say("gen=0 prefill_ms=1 <<DONE>>\n")
+        self._say(f"pre={len(ids)}/{len(ids)} " + "".join(self._logprob(token) for token in ids[1:]))
+        self._say("gen=0 prefill_ms=1 <<DONE>>\n")
 
     def _logprob(self, token: int) -> str:
         """Even tokens are the likeliest, odd ones come second to the one before."""
@@ -204,12 +229,12 @@ class FakeEngine:
         elif kind == "hang":
             time.sleep(3600)
         elif kind == "garbage":
-            say("Segmentation \xff fault\n")
+            self._say("Segmentation \xff fault\n")
         elif kind == "close":
             os.close(1)
             time.sleep(0.2)
         else:
-            say(f"prompt=9 ctx=4 <<ERR {fault['name']}>>\n")
+            self._say(f"prompt=9 ctx=4 <<ERR {fault['name']}>>\n")
             return True
         return False
 
@@ -234,11 +259,6 @@ def contains(ids: list[int], needle: list[int]) -> bool:
     size = len(needle)
     starts = (at for at, token in enumerate(ids) if token == needle[0])
     return any(ids[at : at + size] == needle for at in starts)
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def main() -> None:

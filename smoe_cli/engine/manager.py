@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,42 +43,57 @@ class Restarted:
     reason: str
 
 
+class _Request:
+    """What has been asked of a request that runs, from whatever thread."""
+
+    def __init__(self) -> None:
+        self.cancelled = self.aborted = False
+
+
 class EngineManager:
-    """Owns at most one engine process. One request at a time; ``cancel`` and ``abort`` may come from any thread."""
+    """Owns at most one engine process. Requests with tags may run at once, each in a thread of its own; without a tag
+    it is one at a time. ``cancel`` and ``abort`` may come from any thread."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.info: dict[str, Any] = {}
         self._process: EngineProcess | None = None
-        self._lock = threading.Lock()
-        self._cancelled = self._aborted = False
+        self._requests: dict[str, _Request] = {}  # those that run, by tag
+        self._changed = threading.Condition()  # of these
+        self._life = threading.RLock()  # held while the process is started or buried
 
     # -- life --
 
     def start(self) -> None:
         """Start the engine if it is not running and wait until it answers. Raises what its exit code stands for."""
-        if self._process is not None and self._process.alive:
-            return
-        self.stop()
-        self._process = EngineProcess(self.spec.argv())
-        try:
-            self.info = self._process.info()
-        except EngineDied:
-            failure = self._process.start_error()
-            self._bury()
-            raise failure from None
-        except BaseException:
-            self._bury()
-            raise
+        self._started()
+
+    def _started(self) -> EngineProcess:
+        with self._life:
+            if self._process is not None and self._process.alive:
+                return self._process
+            self.stop()
+            process = self._process = EngineProcess(self.spec.argv())
+            try:
+                self.info = process.info()
+            except EngineDied:
+                failure = process.start_error()
+                self._bury(process)
+                raise failure from None
+            except BaseException:
+                self._bury(process)
+                raise
+            return process
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
+        with self._life:
+            if self._process is not None:
+                self._process.stop()
+                self._process = None
 
     def switch(self, spec: EngineSpec) -> None:
-        """Run another vault from now on; waits for the request in progress."""
-        with self._lock:
+        """Run another vault from now on; waits for the requests in progress."""
+        with self._alone():
             self.stop()
             self.spec = spec
 
@@ -120,40 +135,64 @@ class EngineManager:
         that were already delivered are passed over, and one that differs ends the request with EngineError.
         """
         delivered: list[int] = []
-        yield from self._retried(lambda: self._attempt(request, delivered), retries)
+        yield from self._retried(lambda process: self._attempt(process, request, delivered), retries, request.tag)
 
-    def score(self, ids: Sequence[int], top: int = 0, retries: int = 1) -> Iterator[Message | Restarted]:
+    def score(self, ids: Sequence[int], top: int = 0, retries: int = 1, tag: str = "") -> Iterator[Message | Restarted]:
         """See EngineProcess.scores. After a ``Restarted`` it begins again from the start."""
-        yield from self._retried(lambda: self._scores(ids, top), retries)
+        yield from self._retried(lambda process: process.scores(ids, top, tag), retries, tag)
 
-    def _retried(self, attempt_once: Callable[[], Iterator[Message]], retries: int) -> Iterator[Message | Restarted]:
-        with self._lock:
-            self._cancelled = self._aborted = False
+    def _retried(
+        self, attempt_once: Callable[[EngineProcess], Generator[Message, None, None]], retries: int, tag: str
+    ) -> Iterator[Message | Restarted]:
+        with self._running(tag) as request:
             for attempt in range(retries + 1):
+                process = None
                 try:
-                    self.start()
-                    if self._cancelled:  # while it started
+                    process = self._started()
+                    if request.cancelled:  # while it started
                         yield Done("cancel", {})
                         return
-                    yield from attempt_once()
+                    with contextlib.closing(attempt_once(process)) as messages:
+                        yield from messages
                     return
                 except (EngineDied, ProtocolError) as death:
-                    self._bury()
-                    if attempt == retries and not self._aborted:
+                    self._bury(process)
+                    if attempt == retries and not request.aborted:
                         raise EngineError(f"{death.text} (tried {attempt + 1} times)", death.hint) from death
                     reason = death.text
                 except SmoeError:
-                    if not self._aborted:
+                    if not request.aborted:
                         raise
-                if self._aborted:
+                if request.aborted:
                     yield Done("cancel", {})
                     return
                 yield Restarted(reason)
 
-    def _attempt(self, request: Generate, delivered: list[int]) -> Iterator[Message]:
-        assert self._process is not None
+    @contextlib.contextmanager
+    def _running(self, tag: str) -> Iterator[_Request]:
+        """Waits while another request has the tag."""
+        with self._changed:
+            self._changed.wait_for(lambda: tag not in self._requests)
+            request = self._requests[tag] = _Request()
+        try:
+            yield request
+        finally:
+            with self._changed:
+                del self._requests[tag]
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Waits until no request runs, and lets none begin."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._requests)
+            yield
+
+    def _attempt(
+        self, process: EngineProcess, request: Generate, delivered: list[int]
+    ) -> Generator[Message, None, None]:
         replay = list(delivered)
-        with contextlib.closing(self._process.generate(request)) as messages:
+        with contextlib.closing(process.generate(request)) as messages:
             for message in messages:
                 if isinstance(message, Token):
                     if replay:
@@ -163,39 +202,40 @@ class EngineManager:
                     delivered.append(message.id)
                 yield message
 
-    def _scores(self, ids: Sequence[int], top: int) -> Iterator[Message]:
-        assert self._process is not None
-        with contextlib.closing(self._process.scores(ids, top)) as messages:
-            yield from messages
-
-    def _bury(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self.stop()
+    def _bury(self, process: EngineProcess | None) -> None:
+        """Unless another request that it failed has done so, and perhaps started the next one already."""
+        with self._life:
+            if process is not None and process is self._process:
+                process.kill()
+                self.stop()
 
     @property
     def busy(self) -> bool:
         """Whether a request is running."""
-        return self._lock.locked()
+        return bool(self._requests)
 
-    def cancel(self) -> None:
-        """End the running reply, which finishes with ``cancel``; the engine stays warm."""
-        self._cancelled = True
-        if self._process is not None:
-            self._process.cancel()
+    def cancel(self, tag: str = "") -> None:
+        """End the running reply (of that tag), which finishes with ``cancel``; the engine stays warm."""
+        request, process = self._requests.get(tag), self._process
+        if request is not None:
+            request.cancelled = True
+        if process is not None:
+            process.cancel(tag)
 
     def abort(self) -> None:
-        """Kill the engine under the running reply, which finishes with ``cancel``; the next request starts it again."""
-        self._cancelled = self._aborted = True
+        """Kill the engine under the running replies, which finish with ``cancel``; the next request starts it again."""
+        for request in list(self._requests.values()):
+            request.cancelled = request.aborted = True
         if self._process is not None:
             self._process.kill()
 
     def take_notices(self) -> list[str]:
         """What the engine has told people since the last call."""
-        return self._process.take_notices() if self._process is not None else []
+        process = self._process
+        return process.take_notices() if process is not None else []
 
     def reset(self) -> None:
-        with self._lock:
+        with self._alone():
             if self._process is not None and self._process.alive:
                 self._process.reset()
 
@@ -208,3 +248,20 @@ def resolve_sampling(request: Sampling, flags: Sampling, generation: dict[str, A
         given = {name: value for name, value in vars(layer).items() if value is not None}
         resolved = replace(resolved, **given)
     return resolved if resolved.seed is not None else replace(resolved, seed=random.SystemRandom().getrandbits(63))
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The engine for one request, which runs beside those of other lanes: what a turn needs of a manager."""
+
+    engine: EngineManager
+    tag: str
+
+    def generate(self, request: Generate) -> Iterator[Message | Restarted]:
+        return self.engine.generate(replace(request, tag=self.tag))
+
+    def score(self, ids: Sequence[int], top: int = 0) -> Iterator[Message | Restarted]:
+        return self.engine.score(ids, top, tag=self.tag)
+
+    def cancel(self) -> None:
+        self.engine.cancel(self.tag)

@@ -1,13 +1,15 @@
 """One engine process: spawn, talk, cancel, stop, kill, reap, and say in words how it died.
 
 Two threads read its stdout and stderr, so that the caller may wait for a reply with a time limit and the engine never
-blocks on a full pipe. One request at a time; ``cancel`` and ``kill`` may come from any thread.
+blocks on a full pipe. Requests with tags may run at once, each in a thread of its own, and one without; ``cancel`` and
+``kill`` may come from any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
@@ -25,8 +27,10 @@ from smoe_cli.engine.protocol import (
     Message,
     ProtocolError,
     ReplyParser,
+    Router,
     Scored,
     Token,
+    cancel_line,
     mask_line,
     score_line,
 )
@@ -71,11 +75,14 @@ class EngineProcess:
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        self._chunks: queue.Queue[bytes] = queue.Queue()  # b"" marks the end of stdout
+        # What was written to each tag; b"" marks the end of stdout. The request without a tag always has its queue.
+        self._chunks: dict[str, queue.Queue[bytes]] = {"": queue.Queue()}
+        self._chunks_lock = threading.Lock()
+        self._closed = False
         self._stderr: deque[str] = deque(maxlen=200)
         self._notices: deque[str] = deque(maxlen=50)
         self._write_lock = threading.Lock()
-        self._give_up_at: float | None = None
+        self._give_up_at: dict[str, float] = {}
         self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_stdout, self._read_stderr)]
         for thread in self._threads:
             thread.start()
@@ -88,78 +95,103 @@ class EngineProcess:
         A caller that closes the iterator before the end cancels the generation and waits for the engine to be idle.
         """
         masks = request.masks() if request.masks is not None else None
-        yield from self._exchange(request.line(), ReplyParser(request.logprobs), masks)
+        with self._channel(request.tag):
+            yield from self._exchange(request.line(), ReplyParser(request.logprobs), masks, request.tag)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Natural log-probability of each of ``ids[1:]`` given those before it."""
         return [message.logprob for message in self.scores(ids) if isinstance(message, Scored)]
 
-    def scores(self, ids: Sequence[int], top: int = 0) -> Generator[Message, None, None]:
+    def scores(self, ids: Sequence[int], top: int = 0, tag: str = "") -> Generator[Message, None, None]:
         """``Prefilled`` as it goes, then a ``Scored`` for each of ``ids[1:]``, with the ``top`` likeliest in its
         place."""
-        yield from self._exchange(score_line(ids, top), ReplyParser(score_top=top > 0))
+        with self._channel(tag):
+            yield from self._exchange(score_line(ids, top, tag), ReplyParser(score_top=top > 0), tag=tag)
 
     def reset(self) -> None:
         """Drop every conversation the engine holds."""
         for _ in self._exchange("RESET\n", ReplyParser()):
             pass
 
-    def _exchange(self, line: str, parser: ReplyParser, masks: Masks | None = None) -> Generator[Message, None, None]:
-        self._give_up_at = None
-        refused = self._count_refused()
+    @contextlib.contextmanager
+    def _channel(self, tag: str) -> Iterator[None]:
+        """As long as the request runs, what is written to its tag is kept for it."""
+        if not tag:
+            yield
+            return
+        with self._chunks_lock:
+            if tag in self._chunks:
+                raise EngineError(f"a request with the tag {tag} is running", "give every request its own")
+            self._chunks[tag] = queue.Queue()
+            if self._closed:
+                self._chunks[tag].put(b"")
+        try:
+            yield
+        finally:
+            with self._chunks_lock:
+                del self._chunks[tag]
+            self._give_up_at.pop(tag, None)
+
+    def _exchange(
+        self, line: str, parser: ReplyParser, masks: Masks | None = None, tag: str = ""
+    ) -> Generator[Message, None, None]:
+        self._give_up_at.pop(tag, None)
+        refused = len(self._refusals(tag))
         self._send(line)
         messages: Iterator[Message] = iter(())
         try:
             if masks is not None:
-                self._send(mask_line(masks.mask()))
+                self._send(mask_line(masks.mask(), tag))
             while not parser.finished:
-                messages = parser.feed(self._read())
+                messages = parser.feed(self._read(tag))
                 for message in messages:
                     if masks is not None and isinstance(message, Token):
                         masks.accept(message.id)  # the last mask answers no step, and is dropped
-                        self._send(mask_line(masks.mask()))
+                        self._send(mask_line(masks.mask(), tag))
                     yield message
         except EngineRefused as refusal:
-            refusal.hint = refusal.hint or self._why_refused(refused)
+            refusal.hint = refusal.hint or self._why_refused(tag, refused)
             raise
         except EngineError:
             raise
         except BaseException:  # closed by the caller, or no mask could be made
-            self._drain(parser, messages)
+            self._drain(parser, messages, tag)
             raise
 
-    def _drain(self, parser: ReplyParser, messages: Iterator[Message]) -> None:
+    def _drain(self, parser: ReplyParser, messages: Iterator[Message], tag: str) -> None:
         """Cancel, and wait for the engine to be idle. ``messages`` are those already read, the last one perhaps among
         them."""
-        self.cancel()
+        self.cancel(tag)
         with contextlib.suppress(EngineError):
             for _ in messages:
                 pass
             while not parser.finished:
-                for _ in parser.feed(self._read()):
+                for _ in parser.feed(self._read(tag)):
                     pass
 
     def info(self) -> dict[str, Any]:
         """What the engine says about itself; also the proof that it is up."""
-        self._give_up_at = None
+        self._give_up_at.pop("", None)
         self._send("INFO\n")
         line = b""
         while not line.endswith(b"\n"):
-            line = (line + self._read()).lstrip()  # a reply before it ends in a newline that may come late
+            line = (line + self._read("")).lstrip()  # a reply before it ends in a newline that may come late
         try:
             answer = json.loads(line)
         except ValueError:
             raise ProtocolError(f"the engine answered INFO with {line[:200]!r}") from None
         return answer if isinstance(answer, dict) else {}
 
-    def cancel(self, grace_s: float = CANCEL_GRACE_S) -> None:
+    def cancel(self, tag: str = "", grace_s: float = CANCEL_GRACE_S) -> None:
         """Ask the running generation to end; its reply then finishes with ``cancel``. Harmless when idle or dead.
 
         An engine that has not ended it within ``grace_s`` is taken to hang, and is killed.
         """
-        self._give_up_at = time.monotonic() + grace_s
+        with self._chunks_lock:
+            if tag in self._chunks:
+                self._give_up_at[tag] = time.monotonic() + grace_s
         with contextlib.suppress(EngineDied):
-            self._send("CANCEL\n")
+            self._send(cancel_line(tag))
 
     def _send(self, line: str) -> None:
         stdin = self._process.stdin
@@ -171,26 +203,34 @@ class EngineProcess:
             except (BrokenPipeError, ValueError):
                 raise EngineDied(self.obituary(), "smoe starts it again for the next request") from None
 
-    def _read(self) -> bytes:
-        """The next piece of stdout; waits for it as long as nobody cancels."""
+    def _read(self, tag: str) -> bytes:
+        """The next piece of stdout that is for the tag; waits for it as long as nobody cancels."""
+        chunks = self._chunks[tag]
         while True:
             try:
-                data = self._chunks.get(timeout=0.5)
+                data = chunks.get(timeout=0.5)
                 break
             except queue.Empty:
-                if self._give_up_at is not None and time.monotonic() > self._give_up_at:
+                if time.monotonic() > self._give_up_at.get(tag, math.inf):
                     self.kill()
         if not data:
-            self._chunks.put(b"")  # whoever reads next sees the end too
+            chunks.put(b"")  # whoever reads next sees the end too
             raise EngineDied(self.obituary(), "smoe starts it again for the next request")
         return data
 
     def _read_stdout(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
+        router = Router()
         while data := os.read(stdout.fileno(), 65536):
-            self._chunks.put(data)
-        self._chunks.put(b"")
+            for tag, words in router.feed(data):
+                with self._chunks_lock:
+                    if tag in self._chunks:  # nobody waits any more for what was on its way
+                        self._chunks[tag].put(words)
+        with self._chunks_lock:
+            self._closed = True
+            for chunks in self._chunks.values():
+                chunks.put(b"")
 
     def _read_stderr(self) -> None:
         stderr: IO[bytes] | None = self._process.stderr
@@ -201,15 +241,17 @@ class EngineProcess:
             if text.startswith(_NOTICES):
                 self._notices.append(text)
 
-    def _count_refused(self) -> int:
-        return sum(line.startswith(_REFUSED) for line in list(self._stderr))
+    def _refusals(self, tag: str) -> list[str]:
+        start = f"{_REFUSED}@{tag} " if tag else _REFUSED
+        lines = [line.removeprefix(start) for line in list(self._stderr) if line.startswith(start)]
+        return lines if tag else [line for line in lines if not line.startswith("@")]
 
-    def _why_refused(self, before: int) -> str:
+    def _why_refused(self, tag: str, before: int) -> str:
         """What the engine said on stderr about the request it just refused; it may come a moment later."""
         for _ in range(20):
-            lines = [line for line in list(self._stderr) if line.startswith(_REFUSED)]
+            lines = self._refusals(tag)
             if len(lines) > before:
-                return lines[-1].removeprefix(_REFUSED)
+                return lines[-1]
             time.sleep(0.01)
         return ""
 

@@ -9,6 +9,8 @@ A request is one line; a reply is whitespace-separated words up to a sentinel::
     -> SCORE <id0>,<id1>,...
     <- pre=done/total ...  lp=f [top=id:lp,...] ...  key=value ... <<DONE>>
 
+Requests with a tag (``tag=NAME``) run together; each line of their replies begins with ``@NAME``, see ``Router``.
+
 Words that hold ``=`` and are not known here are kept as counters of the reply, so the engine may add some at any time.
 """
 
@@ -83,6 +85,7 @@ class Generate:
     slide: bool = True
     masks: Callable[[], Masks] | None = None  # made anew when the request is sent again
     buckets: bool = False  # report where the time went, as counters *_ms
+    tag: str = ""  # with one, it runs beside others
 
     def line(self) -> str:
         """The ``GEN`` line, newline included. Raises UsageError for numbers that have no meaning."""
@@ -101,6 +104,8 @@ class Generate:
             yield f"stop={_joined(self.stop_ids)}"
         if self.bias:
             yield "bias=" + ",".join(f"{token}:{_number('bias', value)}" for token, value in self.bias.items())
+        if self.tag:
+            yield f"tag={self.tag}"
         if self.session:
             yield f"session={self.session}"
         if self.logprobs is not None:
@@ -113,15 +118,23 @@ class Generate:
             yield "mask=1"
 
 
-def mask_line(bits: bytes) -> str:
+def mask_line(bits: bytes, tag: str = "") -> str:
     """The ``MASK`` line for the next step."""
-    return f"MASK {base64.b64encode(bits).decode('ascii')}\n"
+    return f"MASK {_tagged(tag)}{base64.b64encode(bits).decode('ascii')}\n"
 
 
-def score_line(ids: Sequence[int], top: int = 0) -> str:
+def cancel_line(tag: str = "") -> str:
+    return f"CANCEL {_tagged(tag)}".rstrip() + "\n"
+
+
+def score_line(ids: Sequence[int], top: int = 0, tag: str = "") -> str:
     """The ``SCORE`` line, answered with the log-probability of each of ``ids[1:]`` and, for ``top`` > 0, of so many of
-    the likeliest ids in its place."""
-    return f"SCORE lp={top} {_joined(ids)}\n" if top else f"SCORE {_joined(ids)}\n"
+    the likeliest ids in its place. It runs alone, with a tag too."""
+    return f"SCORE {_tagged(tag)}{f'lp={top} ' if top else ''}{_joined(ids)}\n"
+
+
+def _tagged(tag: str) -> str:
+    return f"tag={tag} " if tag else ""
 
 
 def _joined(ids: Iterable[int]) -> str:
@@ -135,6 +148,31 @@ def _number(name: str, value: float) -> str:
 
 
 # -- replies ----------------------------------------------------------------------------------------------------------
+
+
+class Router:
+    """Sorts the bytes of the engine's stdout, however they are cut: a whole line ``@tag words`` at a time to the tag,
+    all else, as it comes, to the request without one (tag ``""``)."""
+
+    def __init__(self) -> None:
+        self._line: bytes | None = None  # the part of a tagged line that has come
+        self._fresh = True  # at the beginning of a line
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
+        while data:
+            if self._fresh and data.startswith(b"@"):
+                self._line = b""
+            piece, newline, data = data.partition(b"\n")
+            piece += newline
+            self._fresh = bool(newline)
+            if self._line is None:
+                yield "", piece
+                continue
+            self._line += piece
+            if newline:
+                tag, _, words = self._line[1:].partition(b" ")
+                self._line = None
+                yield tag.decode("ascii", errors="replace"), words
 
 
 @dataclass(frozen=True)

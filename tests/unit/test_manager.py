@@ -317,10 +317,10 @@ def test_a_consumer_that_leaves_when_the_end_has_been_read_already(
     fake.write([[10, 11], [12]])
     read = EngineProcess._read
 
-    def read_whole_replies(process: EngineProcess) -> bytes:
-        data = read(process)
+    def read_whole_replies(process: EngineProcess, tag: str) -> bytes:
+        data = read(process, tag)
         while b"prompt=" in data and b">>" not in data:
-            data += read(process)
+            data += read(process, tag)
         return data
 
     with manager() as engine:
