@@ -1,4 +1,4 @@
-"""First in, first out, and no more than so many: who waits for the engine, and who is sent away."""
+"""First in, first out, and no more than so many: who has the engine, who waits for it, and who is sent away."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class QueueFull(EngineError):
 
 
 class Queue:
-    """One run at a time has the engine; up to ``limit`` others wait in the order they came. On the event loop only."""
+    """Up to ``parallel`` runs have the engine together, as long as they share it (see ``Run.shares``); up to ``limit``
+    others wait in the order they came. On the event loop only."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, parallel: int = 1) -> None:
+        self.limit, self.parallel = limit, parallel
         self._waiting: deque[Run] = deque()
-        self._running: Run | None = None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._began = 0.0
+        self._began: dict[Run, float] = {}  # those that have the engine, and since when
+        self._workers = ThreadPoolExecutor(parallel, thread_name_prefix="engine")
         self._usual_s = 5.0  # how long a request takes, averaged
         self._closed: EngineError | None = None
 
@@ -42,15 +42,16 @@ class Queue:
         return len(self._waiting)
 
     @property
-    def running(self) -> bool:
-        return self._running is not None
+    def running(self) -> int:
+        return len(self._began)
 
     def check(self) -> None:
         """Raises what ``enter`` would. For before the work of preparing a request."""
         if self._closed is not None:
             raise self._closed
-        if self._running is not None and len(self._waiting) >= self.limit:
-            wait = math.ceil(self._usual_s * (len(self._waiting) + 1))
+        full = len(self._began) >= self.parallel or self._waiting
+        if full and len(self._waiting) >= self.limit:
+            wait = math.ceil(self._usual_s * (len(self._waiting) + 1) / self.parallel)
             raise QueueFull(len(self._waiting), min(max(wait, 1), 120))
 
     def enter(self, run: Run) -> None:
@@ -61,11 +62,10 @@ class Queue:
             run.end()
             raise
         run.on_end = self._ended
-        if self._running is None:
-            self._begin(run)
-        else:
-            run.put(Queued(len(self._waiting) + 1))
-            self._waiting.append(run)
+        self._waiting.append(run)
+        self._begin_those_whose_turn_it_is()
+        if run in self._waiting:
+            run.put(Queued(len(self._waiting)))
 
     def abandon(self, run: Run) -> None:
         """The run's client has left, waiting or running."""
@@ -73,28 +73,36 @@ class Queue:
         if run in self._waiting:
             self._waiting.remove(run)
             run.end()
+            self._begin_those_whose_turn_it_is()
             self._tell()
 
     def close(self, reason: str) -> list[Run]:
         """Send everybody away from now on; the runs that are left, which their owner ends."""
         self._closed = EngineError(reason)
-        left = [*([self._running] if self._running else []), *self._waiting]
-        return left
+        return [*self._began, *self._waiting]
 
-    def _begin(self, run: Run) -> None:
-        self._running, self._began = run, time.monotonic()
-        run.begin(self._submit)
+    def _begin_those_whose_turn_it_is(self) -> None:
+        """Nobody is overtaken: who needs the engine alone, or another model, gets it when it is free."""
+        while self._waiting and self._fits(self._waiting[0]):
+            run = self._waiting.popleft()
+            self._began[run] = time.monotonic()
+            run.begin(self._submit)
+
+    def _fits(self, run: Run) -> bool:
+        if len(self._began) >= self.parallel:
+            return False
+        return all(run.shares is not None and run.shares == other.shares for other in self._began)
 
     def _submit(self, work: Callable[[], Any]) -> None:
-        self._worker.submit(work)
+        self._workers.submit(work)
 
     def _ended(self, run: Run) -> None:
-        if run is not self._running:
+        began = self._began.pop(run, None)
+        if began is None:
             return
-        self._usual_s += 0.2 * (time.monotonic() - self._began - self._usual_s)
-        self._running = None
+        self._usual_s += 0.2 * (time.monotonic() - began - self._usual_s)
         if self._waiting:
-            self._begin(self._waiting.popleft())
+            self._begin_those_whose_turn_it_is()
             self._tell()
 
     def _tell(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 
 from smoe_cli.chat.model import ChatModel
@@ -16,16 +17,21 @@ log = logging.getLogger("smoe")
 
 
 class Memory:
-    """Called from the worker thread, but for ``stop``."""
+    """Called from worker threads, but for ``stop``."""
 
     def __init__(self, conversations: ConversationLog) -> None:
         self._log = conversations
         self._digests: dict[int, str] = {}
         self._told = False
         self._stopped = False
+        self._lock = threading.Lock()
 
     def keep(self, session: Session, model: ChatModel) -> None:
         """Write down what the session holds. A disk that does not take it costs the memory, not the reply."""
+        with self._lock:
+            self._keep(session, model)
+
+    def _keep(self, session: Session, model: ChatModel) -> None:
         try:
             self._log.append(session.name, self._digest(model), session.ids)
         except SmoeError as error:

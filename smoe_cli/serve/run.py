@@ -1,6 +1,6 @@
 """One request's way through queue and engine: events come out of a worker thread into the event loop, in batches.
 
-A ``Run`` belongs to the event loop; only ``_work`` and what it calls happen in the worker thread.
+A ``Run`` belongs to the event loop; only ``_work`` and what it calls happen in its worker thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,13 @@ Work = Callable[[], Generator[tuple[int, Event | PromptScored], None, None]]
 
 
 class Run:
-    """``work`` makes the events, in the worker thread. ``interrupt`` asks the engine to stop what it does for it."""
+    """``work`` makes the events, in a worker thread. ``interrupt`` asks the engine to stop what it does for it. It runs
+    beside others with an equal ``shares``; None: alone."""
 
-    def __init__(self, work: Work, interrupt: Callable[[], None], ping_s: float = PING_S) -> None:
+    def __init__(
+        self, work: Work, interrupt: Callable[[], None], ping_s: float = PING_S, shares: Hashable | None = None
+    ) -> None:
+        self.shares = shares
         self._make, self._interrupt, self._ping_s = work, interrupt, ping_s
         self._loop = asyncio.get_running_loop()
         self._items: deque[Item] = deque()

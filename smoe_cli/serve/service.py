@@ -1,15 +1,18 @@
-"""What every API stands on: jobs are queued, and run on the engine one after the other."""
+"""What every API stands on: jobs are queued, and run on the engine, as many together as it keeps conversations."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import threading
 from collections.abc import Generator
 from dataclasses import replace
 
 from smoe_cli.chat.events import Done, Event, Generated, PromptSize, Restarted, Stats, TextDelta
 from smoe_cli.chat.session import turn
 from smoe_cli.chat.template import Prompt
+from smoe_cli.engine.manager import Lane
 from smoe_cli.engine.protocol import Scored
 from smoe_cli.errors import EngineError
 from smoe_cli.serve.admission import Queue
@@ -25,7 +28,7 @@ log = logging.getLogger("smoe")
 
 
 class Service:
-    """Belongs to the event loop, but for what the worker thread does."""
+    """Belongs to the event loop, but for what the worker threads do."""
 
     def __init__(
         self,
@@ -42,18 +45,21 @@ class Service:
         self.prepare = Preparer(fleet, defaults, house)
         self._memory = memory
         self._warming: Run | None = None
-        self.queue = Queue(queue_limit)
+        self.queue = Queue(queue_limit, sessions)
         self.sessions = Sessions(sessions)
         self.metrics = Metrics()
         self.ping_s = ping_s
         self.admin_token = admin_token
         self._engine_pid: int | None = None
+        self._pid_lock = threading.Lock()
+        self._numbers = itertools.count(1)
 
     # -- the run --
 
     def submit(self, job: Job) -> Run:
         """Queue it. Raises QueueFull, and EngineError when the server is stopping."""
-        run = Run(lambda: self._work(job), self.fleet.engine.cancel, self.ping_s)
+        lane = self._lane()
+        run = Run(lambda: self._work(job, lane), lane.cancel, self.ping_s, job.loaded.model.vault)
         self._stop_warming()
         try:
             self.queue.enter(run)
@@ -62,6 +68,10 @@ class Service:
             raise
         self.fleet.target = job.loaded
         return run
+
+    def _lane(self) -> Lane:
+        """Without a tag where requests run one by one anyway."""
+        return Lane(self.fleet.engine, f"r{next(self._numbers)}" if self.queue.parallel > 1 else "")
 
     def abandon(self, run: Run) -> None:
         if not run.ended:
@@ -115,48 +125,50 @@ class Service:
         for run in self.queue.close(self.stopped().text):
             self.queue.abandon(run)
 
-    # -- the worker thread --
+    # -- the worker threads --
 
-    def _work(self, job: Job) -> Generator[tuple[int, Event | PromptScored], None, None]:
+    def _work(self, job: Job, lane: Lane) -> Generator[tuple[int, Event | PromptScored], None, None]:
         self._activate(job.loaded)
         try:
-            yield from self._parts(job)
+            yield from self._parts(job, lane)
         finally:
             for line in self.fleet.engine.take_notices():
                 log.info("%s", line)
 
-    def _parts(self, job: Job) -> Generator[tuple[int, Event | PromptScored], None, None]:
-        engine = self.fleet.engine
+    def _parts(self, job: Job, lane: Lane) -> Generator[tuple[int, Event | PromptScored], None, None]:
         for index, part in enumerate(job.parts):
-            if engine.pid != self._engine_pid:
-                self._engine_pid = engine.pid
-                self.sessions.clear()
+            self._look_at_engine()
             if part.echo and part.options.logprobs is not None:
-                yield index, self._score(part)
+                yield index, self._score(part, lane)
             if part.verdict is not None:
                 yield from _said(index, part.prompt, part.verdict)
             elif part.options.max_tokens:
-                yield from self._generate(job, index, part)
+                yield from self._generate(job, index, part, lane)
             else:
                 yield from _nothing(index, part)
 
-    def _generate(self, job: Job, index: int, part: Part) -> Generator[tuple[int, Event], None, None]:
-        ids = part.prompt.ids
-        session = self.sessions.default if part.echo else self.sessions.choose(ids)
-        session.ids = list(ids)
-        options = replace(part.options, session=session.name)
-        try:
-            for event in turn(self.fleet.engine, job.loaded.model, [], options, part.prompt):
-                if isinstance(event, Generated):
-                    session.ids.append(event.id)
-                elif isinstance(event, Restarted):
-                    self._restarted(event)
-                else:
-                    self.metrics.see(event)
-                yield index, event
-        finally:
-            if self._memory is not None:
-                self._memory.keep(session, job.loaded.model)
+    def _look_at_engine(self) -> None:
+        """Another process holds no conversation yet."""
+        with self._pid_lock:
+            if self.fleet.engine.pid != self._engine_pid:
+                self._engine_pid = self.fleet.engine.pid
+                self.sessions.clear()
+
+    def _generate(self, job: Job, index: int, part: Part, lane: Lane) -> Generator[tuple[int, Event], None, None]:
+        with self.sessions.take(part.prompt.ids, part.echo) as session:
+            options = replace(part.options, session=session.name)
+            try:
+                for event in turn(lane, job.loaded.model, [], options, part.prompt):
+                    if isinstance(event, Generated):
+                        session.ids.append(event.id)
+                    elif isinstance(event, Restarted):
+                        self._restarted(event)
+                    else:
+                        self.metrics.see(event)
+                    yield index, event
+            finally:
+                if self._memory is not None:
+                    self._memory.keep(session, job.loaded.model)
 
     def _recompute(self) -> Generator[tuple[int, Event | PromptScored], None, None]:
         assert self._memory is not None
@@ -170,10 +182,10 @@ class Service:
         self.metrics.restarts += 1
         self._engine_pid = None
 
-    def _score(self, part: Part) -> PromptScored:
+    def _score(self, part: Part, lane: Lane) -> PromptScored:
         ids = part.prompt.ids
         self.sessions.default.ids = list(ids)
-        scores = [m for m in self.fleet.engine.score(ids, part.options.logprobs or 0) if isinstance(m, Scored)]
+        scores = [m for m in lane.score(ids, part.options.logprobs or 0) if isinstance(m, Scored)]
         return PromptScored(tuple(s.logprob for s in scores), tuple(s.top for s in scores))
 
 

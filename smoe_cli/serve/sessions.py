@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -14,10 +15,11 @@ class Session:
     name: str
     ids: list[int] = field(default_factory=list)
     used: int = 0
+    busy: bool = False  # a request is being answered in it
 
 
 class Sessions:
-    """Called from the worker thread, one request at a time; ``resident`` from anywhere."""
+    """Called from any thread. There are as many as requests may run at once."""
 
     def __init__(self, count: int) -> None:
         # The first has the engine's default name, which SCORE uses too: it takes no other one's place.
@@ -36,14 +38,24 @@ class Sessions:
     def resident(self) -> int:
         return sum(bool(session.ids) for session in self._all)
 
-    def choose(self, ids: Sequence[int]) -> Session:
-        """The session in which these ids cost least: tokens to compute now, plus tokens of another conversation that
-        are thrown away. Those count less the longer it has not been asked for, since it may never be again."""
+    @contextlib.contextmanager
+    def take(self, ids: Sequence[int], default: bool = False) -> Iterator[Session]:
+        """The session in which these ids cost least, or the default one if it is to be that and is free; nobody else's
+        until it is given back."""
         with self._lock:
+            free = self.default if default and not self.default.busy else self._cheapest(ids)
             self._clock += 1
-            best = min(self._all, key=lambda session: (self._cost(session, ids), session.used))
-            best.used = self._clock
-            return best
+            free.used, free.busy, free.ids = self._clock, True, list(ids)
+        try:
+            yield free
+        finally:
+            free.busy = False
+
+    def _cheapest(self, ids: Sequence[int]) -> Session:
+        """Tokens to compute now, plus tokens of another conversation that are thrown away. Those count less the longer
+        it has not been asked for, since it may never be again."""
+        free = [session for session in self._all if not session.busy]
+        return min(free, key=lambda session: (self._cost(session, ids), session.used))
 
     def clear(self) -> None:
         """The engine holds nothing any more: it was started again, or runs another model."""
@@ -53,7 +65,7 @@ class Sessions:
 
     def _cost(self, session: Session, ids: Sequence[int]) -> float:
         common = common_prefix(session.ids, ids)
-        age = (self._clock - session.used) / len(self._all)
+        age = (self._clock + 1 - session.used) / len(self._all)
         return len(ids) - common + (len(session.ids) - common) / (1 + age)
 
 

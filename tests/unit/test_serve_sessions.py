@@ -14,9 +14,8 @@ C = list(range(2000, 2100))
 
 
 def ask(sessions: Sessions, ids: list[int]) -> str:
-    session = sessions.choose(ids)
-    session.ids = list(ids)
-    return session.name
+    with sessions.take(ids) as session:
+        return session.name
 
 
 def test_each_conversation_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +75,11 @@ def test_common_prefix_is_what_it_says() -> None:
         b = [*a[: chance.randrange(len(a) + 1)], *(chance.randrange(3) for _ in range(chance.randrange(5)))]
         naive = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         assert common_prefix(a, b) == naive
+
+
+def test_a_session_is_one_requests_at_a_time() -> None:
+    sessions = Sessions(3)
+    with sessions.take(A) as first, sessions.take([*A, 1]) as second, sessions.take(B, default=True) as third:
+        assert len({first.name, second.name, third.name}) == 3
+    with sessions.take(C, default=True) as again:
+        assert again.name == ""
