@@ -78,14 +78,14 @@ void route(const Compute& c, const FfnSpec& spec, const RouterWeights& w, Activa
     float sum = 1;
     if (spec.scores == Scores::softmax) sum = c.kernels->exp_sum(p, E, c.kernels->max_value(p, E));
     // Without a correction the logits are in the same order, and do not saturate.
-    if (spec.scores == Scores::sigmoid && apart)
+    if (spec.scores == Scores::sigmoid && apart && !spec.correct_logits)
       for (size_t i = 0; i < E; ++i) p[i] = sigmoid(p[i]);
     if (apart) {
       float* choice = ws.choice + t * E;
       for (size_t i = 0; i < E; ++i) choice[i] = p[i] / sum + (spec.correction ? w.correction[i] : 0.0f);
       if (spec.groups > 1) limit_groups(spec, choice);
       take_top(choice, E, K, chosen);
-      for (size_t j = 0; j < K; ++j) weights[j] = p[chosen[j]];
+      for (size_t j = 0; j < K; ++j) weights[j] = spec.correct_logits ? sigmoid(p[chosen[j]]) : p[chosen[j]];
     } else {
       for (size_t j = 0; j < K; ++j) {
         chosen[j] = static_cast<uint32_t>(best_of(p, E));

@@ -172,6 +172,7 @@ Status read_expert_encodings(const Fields& ffn, const FfnSpec& f, uint32_t hidde
 Status read_router(const Fields& fields, FfnSpec* f) {
   SMOE_TRY(read_name(fields, "scores", kScores, &f->scores));
   SMOE_TRY(optional_bool(fields, "correction", &f->correction));
+  SMOE_TRY(optional_bool(fields, "correct_logits", &f->correct_logits));
   SMOE_TRY(optional_u32(fields, "groups", 1, f->experts, &f->groups));
   SMOE_TRY(optional_u32(fields, "top_groups", 1, f->groups, &f->top_groups));
   SMOE_TRY(read_name(fields, "group_score", kGroupScores, &f->group_score));
@@ -189,10 +190,10 @@ Status read_router(const Fields& fields, FfnSpec* f) {
 }
 
 Status read_moe(const Fields& fields, uint32_t hidden, FfnSpec* f) {
-  SMOE_TRY(fields.only({"block",      "experts",      "top_k",       "expert_width", "normalize",  "scaling",
-                        "activation", "shared_width", "shared_gate", "encodings",    "scores",     "correction",
-                        "groups",     "top_groups",   "group_score", "jitter",       "norm_floor", "norm_added",
-                        "alpha",      "limit",        "expert_bias", "scale_input"}));
+  SMOE_TRY(fields.only({"block",          "experts",      "top_k",       "expert_width", "normalize",  "scaling",
+                        "activation",     "shared_width", "shared_gate", "encodings",    "scores",     "correction",
+                        "groups",         "top_groups",   "group_score", "jitter",       "norm_floor", "norm_added",
+                        "correct_logits", "alpha",        "limit",       "expert_bias",  "scale_input"}));
   SMOE_TRY(fields.u32("experts", 1, limits::kExperts, &f->experts));
   SMOE_TRY(fields.u32("top_k", 1, f->experts, &f->top_k));
   SMOE_TRY(fields.u32("expert_width", 1, limits::kWidth, &f->expert_width));

@@ -86,6 +86,11 @@ def _ropes(family: Family, numbers: Numbers) -> tuple[Rope, ...]:
     config = numbers.config
     if family.unrotated or (numbers.has("rope_kind") and numbers.raw("rope_kind") != "rope"):
         return (Rope((), 1.0, numbers.integer("max_positions")),)
+    if thetas := _thetas(numbers):
+        settings = rope_settings(config)
+        each = {theta: {**config, "rope_parameters": {**settings, "rope_theta": theta}} for theta in thetas if theta}
+        still = Rope((), 1.0, numbers.integer("max_positions"))
+        return tuple(_rope(family, numbers, each[theta]) if theta else still for theta in thetas)
     if numbers.has("rotating") or family.still:
         return _rope(family, numbers, config), Rope((), 1.0, numbers.integer("max_positions"))
     if not family.by_type:
@@ -101,6 +106,11 @@ def _ropes(family: Family, numbers: Numbers) -> tuple[Rope, ...]:
         full, local = config, {"rope_theta": config.get("rope_local_base_freq")}
     local_family = replace(family, theta_default=family.local_theta)
     return _rope(family, numbers, full), _rope(local_family, numbers, local)
+
+
+def _thetas(numbers: Numbers) -> list[float]:
+    """The distinct bases of layers that each have their own, 0 where a layer does not rotate; [] of other models."""
+    return list(dict.fromkeys(numbers.numbers("layer_thetas")))
 
 
 def _rope(family: Family, numbers: Numbers, config: dict[str, Any]) -> Rope:
@@ -150,6 +160,10 @@ def _attentions(family: Family, numbers: Numbers, layers: int) -> list[Attention
         return [
             Attention(0, 0, 0, 0.0, recurrent=block) if yes else each for yes, each in zip(recurs, found, strict=True)
         ]
+    if thetas := numbers.numbers("layer_thetas"):
+        if len(thetas) != layers:
+            raise CorruptError(f"config.json: {numbers.key('layer_thetas')} is not one number for each layer")
+        return [replace(each, rope=_thetas(numbers).index(thetas[i])) for i, each in enumerate(found)]
     if family.by_type:
         return [replace(each, rope=1 if each.window else 0) for each in found]
     if family.still and any(windows):
@@ -292,5 +306,6 @@ def _router(family: Family, numbers: Numbers, experts: int, top_k: int) -> Route
         normalize=numbers.flag("normalize") if family.normalize is None else family.normalize,
         norm_floor=numbers.number("norm_floor") if numbers.has("norm_floor") else family.norm_floor,
         norm_added=family.norm_added,
+        correct_logits=family.correct_logits,
         scaling=numbers.number("scaling", 1.0),
     )

@@ -116,6 +116,10 @@ def taken_rows(arch: Arch, needed: TrunkTensor, take: str) -> Groups | None:
     attention = arch.layers[int(needed.name.split(".")[1])].attention
     if attention.recurrent:
         return recurrent_rows(attention.recurrent, needed, take)
+    if take.startswith("joined_"):
+        q_rows, kv_rows = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+        first = {"joined_q": 0, "joined_k": q_rows, "joined_v": q_rows + kv_rows}[take]
+        return Groups(1, q_rows + 2 * kv_rows, first, rows)
     if take in ("head_first_half", "head_second_half"):
         dim = attention.head_dim
         return Groups(attention.heads, 2 * dim, dim if take == "head_second_half" else 0, dim)
@@ -250,7 +254,7 @@ def _ffn_json(ffn: Ffn, encodings: dict[str, str]) -> dict[str, Any]:
 
 def _router_json(router: Router) -> dict[str, Any]:
     plain = Router()
-    names = ("scores", "correction", "groups", "top_groups", "group_score")
+    names = ("scores", "correction", "correct_logits", "groups", "top_groups", "group_score")
     stated = {name: getattr(router, name) for name in names}
     stated |= {name: exact(getattr(router, name)) for name in ("jitter", "norm_floor", "norm_added")}
     return _without(stated, {name: getattr(plain, name) for name in stated})

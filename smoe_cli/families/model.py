@@ -87,6 +87,7 @@ class Router:
     normalize: bool = False
     norm_floor: float = 0.0
     norm_added: float = 0.0
+    correct_logits: bool = False
     scaling: float = 1.0
 
 

@@ -89,6 +89,12 @@ class Numbers:
             raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected a list of numbers")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        value = self.raw(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
+            raise CorruptError(f"config.json: {self.key(name)} is {value!r}, expected a list of numbers")
+        return [float(item) for item in value]
+
     def names(self, name: str, layers: int, known: set[str]) -> list[str]:
         """One name for each layer, or [] where the config has none. UnsupportedError for others than ``known``."""
         value = self.raw(name) or []

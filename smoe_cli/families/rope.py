@@ -54,6 +54,8 @@ def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
         raise UnsupportedError("config.json: rope settings per layer type are not supported")
     settings = dict(found)
     settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
+    if settings["rope_type"] == "deepseek_yarn":  # another name of the same
+        settings["rope_type"] = "yarn"
     for key in ("rope_theta", "partial_rotary_factor"):
         if settings.get(key) is None and config.get(key) is not None:
             settings[key] = config[key]

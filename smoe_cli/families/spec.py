@@ -19,7 +19,7 @@ Keys of a family file:
     [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
     [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, norm_added,
-                 router_bias, shared_gate, shared_like_experts (the shared width is a number of expert widths),
+                 correct_logits (the correction is of logits, not of scores), router_bias, shared_gate, shared_like_experts (the shared width is a number of expert widths),
                  scale_input, activation (where it is none of those that config.json names)
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
     [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}, each a name or alternatives;
@@ -104,6 +104,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "group_score",
         "norm_floor",
         "norm_added",
+        "correct_logits",
         "router_bias",
         "shared_gate",
         "shared_like_experts",
@@ -211,6 +212,7 @@ class Family:
     group_score: str = "best"
     norm_floor: float = 0.0
     norm_added: float = 0.0
+    correct_logits: bool = False
     router_bias: bool = False
     activation: str = ""
     scale_input: bool = False
@@ -354,6 +356,7 @@ def parse_family(text: str, where: str) -> Family:
         group_score=_one_of(f"{where} [moe] group_score", moe.get("group_score", "best"), ("best", "best_two")),
         norm_floor=moe.get("norm_floor", 0.0),
         norm_added=moe.get("norm_added", 0.0),
+        correct_logits=moe.get("correct_logits", False),
         router_bias=moe.get("router_bias", False),
         activation=_one_of(f"{where} [moe] activation", moe.get("activation", ""), ("", "swiglu_clamped")),
         scale_input=moe.get("scale_input", False),

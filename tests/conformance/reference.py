@@ -30,7 +30,7 @@ KEPT = (
     "e_score_correction_bias",
 )
 
-TURNED = ("gpt_oss", "llama4_text")  # families whose experts stand as [experts, in, out]
+TURNED = ("gpt_oss", "llama4_text", "aria_text")  # families whose experts stand as [experts, in, out]
 
 
 @dataclass

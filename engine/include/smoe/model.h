@@ -128,6 +128,7 @@ struct FfnSpec {       // block "ffn" (experts == 0) or "moe"
   uint32_t experts = 0, top_k = 0, expert_width = 0;
   Scores scores = Scores::softmax;
   bool correction = false;              // a learned bias is added to the scores for the choice, not for the weights
+  bool correct_logits = false;          // to the logits instead; with sigmoid
   uint32_t groups = 1, top_groups = 1;  // experts are chosen from the best top_groups of equal groups only
   GroupScore group_score = GroupScore::best;
   float jitter = 0;           // of sparsemixer
