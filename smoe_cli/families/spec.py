@@ -18,9 +18,10 @@ Keys of a family file:
                  of types (attention_types are the names of the others); channel_decay
     [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
-    [moe]        normalize (where it is not a config key), scores, correction, group_score, norm_floor, norm_added,
-                 correct_logits (the correction is of logits, not of scores), router_bias, shared_gate, shared_like_experts (the shared width is a number of expert widths),
-                 scale_input, activation (where it is none of those that config.json names)
+    [moe]        normalize (where it is not a config key), scores, correction, correct_logits (it is added to logits, not
+                 to scores), group_score, norm_floor, norm_added, router_bias, shared_gate, shared_like_experts (the
+                 shared width is a number of expert widths), scale_input, activation (where it is none of those that
+                 config.json names)
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
     [experts]    gate, up, down with {L} and {E}; fused_gate_up, fused_down with {L}, each a name or alternatives;
                  square_is = out_in | in_out; interleaved (gate and up are every other row of the fused matrix);

@@ -85,8 +85,8 @@ def test_cancelled_turns(vault: Path) -> None:
     out, outcome = talk.warm.generate(ids, 30, temperature=0.0, cancel_after=4)
     assert outcome["finish"] == "cancel"
     out = list(out)
-    talk.ask(ids + out + ids_of(8, seed=9), cached=len(ids) + len(out))
-    talk.ask(ids + out + ids_of(9, seed=10), cached=len(ids) + len(out))
+    talk.ask(ids + out + ids_of(8, seed=9), cached=len(ids) + len(out) - 1)
+    talk.ask(ids + out + ids_of(9, seed=10), cached=len(ids) + len(out) - 1)
 
 
 def test_conversations_do_not_share_a_state(vault: Path) -> None:
