@@ -18,8 +18,8 @@ Keys of a family file:
                  of types (attention_types are the names of the others); channel_decay
     [attention]  block, qk_norm, norm_after_rope, sinks, gated, bias (parts that have one where attention_bias is true),
                  window_rule, latent_eps
-    [moe]        normalize (where it is not a config key), scores, correction, correct_logits (it is added to logits, not
-                 to scores), group_score, norm_floor, norm_added, router_bias, shared_gate, shared_like_experts (the
+    [moe]        normalize (where it is not a config key), scores, correction, correct_logits (it is added to logits,
+                 not to scores), group_score, norm_floor, norm_added, router_bias, shared_gate, shared_like_experts (the
                  shared width is a number of expert widths), scale_input, activation (where it is none of those that
                  config.json names)
     [tensors]    canonical name (vault/FORMAT.md) = checkpoint name, or { name = "...", take = "part" }; {L} is a layer
