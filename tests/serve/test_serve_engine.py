@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,30 @@ def test_a_wish_to_reason_is_refused_by_a_model_that_does_not(server: Running) -
         assert reply.status_code == 400 and "does not reason" in reply.text
     off = {"thinking": {"type": "disabled"}, "max_tokens": 4}
     assert server.post("/v1/messages", {"messages": hello, **off}).status_code == 200
+
+
+def test_requests_at_once_say_what_each_says_alone(server: Running) -> None:
+    """Two run together, the third waits; a tool of another length, other sampling, a stop string."""
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("about rivers, and at some length " * 6, {"seed": 1, "max_tokens": 60}),
+        ("about lakes", {"temperature": 0, "max_tokens": 50}),
+        ("about seas", {"seed": 3, "temperature": 1.5, "max_tokens": 40, "logprobs": True, "top_logprobs": 2}),
+    ]
+    alone = [ask(server, text, **more) for text, more in asks]
+    server.service.fleet.engine.reset()
+    with ThreadPoolExecutor(len(asks)) as pool:
+        together = list(pool.map(lambda one: ask(server, one[0], **one[1]), asks))
+    assert [one["choices"] for one in together] == [one["choices"] for one in alone]
+    assert server.service.queue.running == server.service.queue.waiting == 0
+
+
+def test_both_are_streamed_at_once_and_one_may_leave(server: Running) -> None:
+    content = {"messages": [{"role": "user", "content": "hello"}], **WARM, "seed": 7, "max_tokens": 400}
+    content["logit_bias"] = {str(token): -100 for token in server.service.fleet.active.model.eos_ids}
+    whole = server.post(CHAT, {**content, "max_tokens": 60}).json()
+    leaver = Leaver(server.base, CHAT, {**content, "seed": 8})
+    assert wait_for(lambda: server.service.queue.running == 1, 10)
+    events = sse(server.stream(CHAT, {**content, "max_tokens": 60}))
+    assert text_of(events) == whole["choices"][0]["message"]["content"]
+    leaver.leave()
+    assert wait_for(lambda: server.service.queue.running == 0, 10)

@@ -331,3 +331,80 @@ def test_a_consumer_that_leaves_when_the_end_has_been_read_already(
         replies.close()  # type: ignore[attr-defined]
         assert time.monotonic() - began < 5
         assert tokens(list(engine.generate(REQUEST))) == [12]
+
+
+# -- requests beside one another --
+
+
+def in_threads(engine: EngineManager, *requests: Generate) -> list[list[Message | Restarted]]:
+    """The messages of each, all of them running at once."""
+    said: list[list[Message | Restarted]] = [[] for _ in requests]
+    threads = [
+        threading.Thread(target=lambda n=n, request=request: said[n].extend(engine.generate(request)))  # type: ignore[misc]
+        for n, request in enumerate(requests)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return said
+
+
+def tagged(name: str, *ids: int) -> Generate:
+    return Generate([*ids], 100, session=name, tag=name)
+
+
+RULES = [{"needle": [n], "reply": list(range(n * 100, n * 100 + 40))} for n in (1, 2, 3)]
+
+
+def test_requests_with_tags_run_at_once(fake: FakeEngineFiles) -> None:
+    fake.write([], rules=RULES, token_ms=10)
+    with manager() as engine:
+        list(engine.generate(Generate([1], 1)))
+        began = time.monotonic()
+        said = in_threads(engine, tagged("a", 1), tagged("b", 2), tagged("c", 3))
+        took = time.monotonic() - began
+        assert [tokens(one) for one in said] == [rule["reply"] for rule in RULES]
+        assert took < 3 * 40 * 0.010
+        assert tokens(list(engine.generate(Generate([2], 100)))) == RULES[1]["reply"]  # and one without
+
+
+def test_one_of_them_is_cancelled(fake: FakeEngineFiles) -> None:
+    fake.write([], rules=RULES, token_ms=10)
+    with manager() as engine:
+        first = engine.generate(tagged("a", 1))
+        assert isinstance(next(first), Began)
+        threading.Timer(0.1, lambda: engine.cancel("a")).start()
+        (other,) = in_threads(engine, tagged("b", 2))
+        last = list(first)[-1]
+        assert isinstance(last, Done) and last.finish == "cancel"
+        assert tokens(other) == RULES[1]["reply"]
+
+
+def test_a_death_is_everybodys_and_each_is_retried_once(fake: FakeEngineFiles) -> None:
+    fake.write([], rules=RULES, token_ms=10, faults=[{**kill_fault(20), "times": 1}])
+    with manager() as engine:
+        said = in_threads(engine, tagged("a", 1), tagged("b", 2), tagged("c", 3))
+        assert [tokens(one) for one in said] == [rule["reply"] for rule in RULES]
+        restarts = [[m for m in one if isinstance(m, Restarted)] for one in said]
+        assert all(len(one) == 1 and "SIGKILL" in one[0].reason for one in restarts)
+
+
+def test_one_that_is_refused_leaves_the_others_alone(fake: FakeEngineFiles) -> None:
+    fake.write([], rules=RULES, token_ms=5, faults=[{"reply": 0, "after": 3, "kind": "err", "name": "io_error"}])
+    with manager() as engine:
+        refused: list[str] = []
+
+        def ask(n: int) -> None:
+            try:
+                assert tokens(list(engine.generate(tagged(f"t{n}", n)))) == RULES[n - 1]["reply"]
+            except EngineRefused as refusal:
+                refused.append(refusal.name)
+
+        threads = [threading.Thread(target=ask, args=[n]) for n in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert refused == ["io_error"]
+        assert tokens(list(engine.generate(Generate([3], 100)))) == RULES[2]["reply"]

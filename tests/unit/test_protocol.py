@@ -14,9 +14,12 @@ from smoe_cli.engine.protocol import (
     Prefilled,
     ProtocolError,
     ReplyParser,
+    Router,
     Sampling,
     Scored,
     Token,
+    cancel_line,
+    mask_line,
     score_line,
 )
 from smoe_cli.errors import EngineRefused, UsageError
@@ -134,3 +137,25 @@ def test_what_is_not_of_the_protocol_is_an_error(data: bytes) -> None:
 def test_fields_that_are_not_known_are_kept_as_counters_or_passed_over() -> None:
     done = parse(b"new=3 other=word fin=stop <<DONE>>\n")[-1]
     assert done == Done("stop", {"new": 3.0})
+
+
+def test_the_router_gives_each_tag_its_lines_however_they_are_cut() -> None:
+    data = b"@a prompt=1 cached=0\n12 13 @x\n@b 7\nfin=stop <<DONE>>\n@a 9\n\n@b <<ERR io_error>>\n"
+    expected = {
+        "": b"12 13 @x\nfin=stop <<DONE>>\n\n",
+        "a": b"prompt=1 cached=0\n9\n",
+        "b": b"7\n<<ERR io_error>>\n",
+    }
+    for step in range(1, len(data) + 1):
+        router, got = Router(), {"": b"", "a": b"", "b": b""}
+        for at in range(0, len(data), step):
+            for tag, words in router.feed(data[at : at + step]):
+                got[tag] += words
+        assert got == expected
+
+
+def test_lines_with_a_tag() -> None:
+    assert Generate([1, 2], 3, tag="r7", session="s").line() == "GEN 3 tag=r7 session=s 1,2\n"
+    assert (cancel_line(), cancel_line("r7")) == ("CANCEL\n", "CANCEL tag=r7\n")
+    assert (mask_line(b"a"), mask_line(b"a", "r7")) == ("MASK YQ==\n", "MASK tag=r7 YQ==\n")
+    assert (score_line([1], 2), score_line([1], tag="r7")) == ("SCORE lp=2 1\n", "SCORE tag=r7 1\n")
