@@ -29,15 +29,12 @@ from smoe_cli.errors import SmoeError, UsageError, from_core
 Array = np.ndarray[Any, Any]
 GGML = gguf.GGMLQuantizationType
 GGML_TYPES = {
-    "f32": GGML.F32,
-    "f16": GGML.F16,
-    "bf16": GGML.BF16,
-    "q8_0": GGML.Q8_0,
-    "q4_0": GGML.Q4_0,
-    "q4_k": GGML.Q4_K,
-    "q6_k": GGML.Q6_K,
+    name: GGML[name.upper()]
+    for name in _core.encodings()
+    if name.upper() in GGML.__members__  # MLX's are not GGUF's
 }
-FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k": 15, "q6_k": 18, "f32": 0, "f16": 1, "bf16": 32}
+FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15, "q5_k": 17}
+FILE_TYPES |= {"q6_k": 18, "iq4_nl": 25, "iq4_xs": 30, "mxfp4": 38, "f32": 0, "f16": 1, "bf16": 32}
 TRUNK_NAMES = {"embed": "token_embd", "final_norm": "output_norm", "head": "output"}
 LAYER_NAMES = {
     "attn_norm": "attn_norm",

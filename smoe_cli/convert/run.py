@@ -104,7 +104,8 @@ def prepare(options: Options, ui: Ui) -> Job:
     """Open, match, plan: everything that can be refused without writing is refused here."""
     checkpoint = open_source(options.source)
     options = replace(options, quant=options.quant or default_quant(checkpoint.tensors.values()))
-    plan = make_plan(checkpoint, options.quant, choose_roles(options.quant, options.roles))
+    roles = choose_roles(options.quant, options.roles, dense=checkpoint.family.experts is None)
+    plan = make_plan(checkpoint, options.quant, roles)
     template = checkpoint.family.chat_template
     default = TEMPLATES / template if template and (TEMPLATES / template).is_file() else None
     files = tok.collect(options.source, checkpoint.config, default, checkpoint.texts)

@@ -57,6 +57,12 @@ def test_presets_store_the_experts_smallest(quant: str, experts: str) -> None:
     assert _core.stored_bytes(experts, "rows", 1, 256) <= _core.stored_bytes(roles["attention"], "rows", 1, 256)
 
 
+def test_a_dense_model_stores_its_feed_forward_as_a_mixture_its_experts() -> None:
+    assert choose_roles("q4", dense=True)["ffn"] == "q4_k" and choose_roles("q4")["ffn"] == "q6_k"
+    assert choose_roles("q4", ["ffn=q8_0"], dense=True)["ffn"] == "q8_0"
+    assert choose_roles("q8", dense=True) == choose_roles("q8")
+
+
 def test_an_unknown_quant_lists_what_there_is() -> None:
     with pytest.raises(UsageError, match="q7") as info:
         choose_roles("q7")
