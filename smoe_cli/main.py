@@ -15,6 +15,7 @@ from smoe_cli.errors import EngineError, SmoeError
 # name -> (module, one line of help). A command module defines ``app``, a function typed for Typer, called ``command``.
 COMMANDS = {
     "convert": ("smoe_cli.commands.convert", "Turn a checkpoint into a vault."),
+    "export": ("smoe_cli.commands.export", "Write a vault as GGUF, MLX or safetensors."),
     "plan": ("smoe_cli.commands.plan", "Show the memory plan of a model on this machine."),
     "chat": ("smoe_cli.commands.chat", "Talk to a model in the terminal."),
     "serve": ("smoe_cli.commands.serve", "Answer OpenAI, Anthropic and Ollama clients over HTTP."),

@@ -10,6 +10,8 @@ from smoe_cli.convert.tokenizer import TokenizerFiles, manifest_entry
 from smoe_cli.convert.write import Errors
 from smoe_cli.families.arch import arch_json
 
+QUANTISATION = ("quantization", "quantization_config")  # of the source, not of the vault
+
 
 def build_manifest(
     plan: Plan,
@@ -19,8 +21,9 @@ def build_manifest(
     scout: dict[str, Any],
     crcs: dict[str, int],
     errors: Errors,
+    config: dict[str, Any],
 ) -> dict[str, Any]:
-    """``source`` and ``scout`` as in FORMAT.md; ``crcs`` of the stored trunk tensors by name."""
+    """``source``, ``scout`` and ``config`` as in FORMAT.md; ``crcs`` of the stored trunk tensors by name."""
     return {
         "format": 1,
         "id": vault_id,
@@ -34,6 +37,7 @@ def build_manifest(
         "bos_id": files.bos_id if files.bos_id is not None and files.bos_id < plan.arch.vocab else None,
         "generation": files.generation,
         "scout": scout,
+        "config": {key: value for key, value in config.items() if key not in QUANTISATION},
         "arch": arch_json(plan.arch, plan.encodings()),
         "tensors": {
             tensor.name: {

@@ -179,8 +179,8 @@ def _write(job: Job, write: VaultWrite, source: dict[str, Any], ui: Ui) -> dict[
     errors = write.run(done.add)
     tok.write_files(job.files, job.options.out_dir, job.stem)
     crcs = {tensor.name: int(write.writer.tensor_crc(tensor.name)) for tensor in job.plan.tensors}
-    scout = dict(write.writer.scout_info())
-    manifest = build_manifest(job.plan, job.stem, source, job.files, scout, crcs, errors)
+    scout, config = dict(write.writer.scout_info()), job.checkpoint.config
+    manifest = build_manifest(job.plan, job.stem, source, job.files, scout, crcs, errors, config)
     write.finish(manifest | _calibration(job.options))
     worst = [{"tensor": name, "error": error} for name, error in errors.worst()]
     return {"resumed": write.resumed, "read_bytes": done.value, "worst_errors": worst}

@@ -32,7 +32,8 @@ Keys of a family file:
                  tensors of what is not text, likewise
     [gguf]       arch (names, a list), has and lacks (tensors that tell families of one arch apart), pairs (rows of q
                  and k are stored in the order of rotated pairs), config and rope (what the files do not state),
-                 scale_like_hidden (numbers of layers at which heads are scaled by hidden / heads); not inherited
+                 scale_like_hidden (numbers of layers at which heads are scaled by hidden / heads), imported (false:
+                 files of this arch are read as another family, and only written as this); not inherited
     [prefix]     beginning of tensors' names in a checkpoint, {L} in it, = what [tensors] and [experts] have there
     [refuse]     config key = what it would switch on that no block does
     [require]    config key = the one value, or list of values, that the blocks compute
@@ -128,7 +129,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "packed",
     ),
     "skip": ("ignore", "optional", "modalities"),
-    "gguf": ("arch", "has", "lacks", "pairs", "config", "rope", "scale_like_hidden"),
+    "gguf": ("arch", "imported", "has", "lacks", "pairs", "config", "rope", "scale_like_hidden"),
     "prefix": None,
     "refuse": None,
     "require": None,

@@ -103,7 +103,7 @@ def open_config(pairs: Mapping[str, Any], shapes: Shapes) -> Opened:
 
 
 def _match(stated: Metadata, shapes: Shapes) -> Family:
-    known = [family for family in load_families() if family.gguf]
+    known = [family for family in load_families() if family.gguf.get("imported", bool(family.gguf))]
     found = [family for family in known if stated.arch in family.gguf["arch"]]
     if not found:
         listed = sorted({arch for family in known for arch in family.gguf["arch"]})

@@ -39,6 +39,7 @@ WHOLE = {  # names that end in neither .weight nor .bias here, or not in the sam
     "attn.sinks": ("attn_sinks.weight",),
     "router.correction": ("exp_probs_b.bias", "exp_probs_b", "ffn_gate_inp.correction"),
 }
+LATE_NORM = ("glm4moe", "gpt-oss")  # whose norm before the feed-forward block has the second of its names
 EXPERTS = {part: f"blk.{{L}}.ffn_{part}_exps.weight" for part in ("gate", "up", "down")}
 SEPARATE = {part: f"blk.{{L}}.ffn_{part}.{{E}}.weight" for part in ("gate", "up", "down")}  # files of 2023
 FUSED = "blk.{L}.ffn_gate_up_exps.weight"

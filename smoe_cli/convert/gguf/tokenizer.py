@@ -97,7 +97,7 @@ def _data() -> dict[str, Any]:
 
 
 @cache
-def _rules() -> dict[str, dict[str, Any]]:
+def rules() -> dict[str, dict[str, Any]]:
     return {name: rule for rule in _data()["pre"] for name in rule["names"]}
 
 
@@ -105,11 +105,11 @@ def _byte_level(pieces: _Pieces, metadata: Mapping[str, Any], notices: list[str]
     pre = metadata.get("tokenizer.ggml.pre")
     if pre is None:
         notices.append("the GGUF file does not say how its tokenizer cuts a text: the oldest rule is used")
-    rule = _rules().get(str(pre or "default"))
+    rule = rules().get(str(pre or "default"))
     if rule is None:
         raise UnsupportedError(
             f"the GGUF file's tokenizer cuts a text by the rule {pre!r}, which is not known",
-            f"known: {', '.join(sorted(_rules()))}",
+            f"known: {', '.join(sorted(rules()))}",
         )
     merges = _stated_merges(pieces, metadata, notices)
     splits = [

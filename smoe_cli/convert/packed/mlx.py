@@ -121,6 +121,13 @@ def view(family: Family, tensors: dict[str, SourceTensor]) -> Family:
     return replace(family, tensors=renamed, experts=experts)
 
 
+def place_of(family: Family) -> str:
+    """Where mlx-lm has a family's stacked experts, with {L}; "" where that is not known."""
+    if family.experts is None or not family.experts.gate:
+        return ""
+    return re.sub(r"\.experts\.\{E\}\..*", ".switch_mlp", family.experts.gate[0])
+
+
 def _stacked(experts: Experts) -> Experts:
     """One tensor over all experts for each part: under switch_mlp, or where the checkpoint has its experts."""
     roots = {re.sub(r"\.\{E\}\..*", "", name) for name in experts.gate}

@@ -1,0 +1,1 @@
+"""Vaults written back in the formats of others."""

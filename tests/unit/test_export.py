@@ -1,0 +1,146 @@
+"""Exports: the bytes of the checkpoint, of llama.cpp's own file or of MLX's folder come back out of a vault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf", reason="files are written with the PyPI package gguf")
+
+from checkpoints import FakeCheckpoint, config_of, write_tokenizer
+from ggufs import ARCHS, fake_of, write_gguf
+from test_packed import mlx_folder
+from tokenizers import Tokenizer
+from tokenizers_made import byte_level, llama_like, save
+
+from smoe_cli.convert.export.run import export
+from smoe_cli.convert.gguf.file import read_gguf
+from smoe_cli.convert.run import Options, convert, prepare
+from smoe_cli.convert.safetensors import read_header
+from smoe_cli.convert.ui import Quiet
+from smoe_cli.errors import UnsupportedError, UsageError
+
+
+def vault_of(source: Path, out: Path, quant: str = "") -> Path:
+    job = prepare(Options(source, out, name="m", quant=quant), Quiet())
+    convert(job, Quiet())
+    return job.vault
+
+
+def exported(vault: Path, to: str, out: Path, dtype: str = "f32") -> Path:
+    seen: list[tuple[int, int]] = []
+    total = export(vault, to, out, dtype, lambda done, whole: seen.append((done, whole)))
+    assert seen and seen[-1][0] <= seen[-1][1] and total > 0
+    return out
+
+
+def gguf_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    data = path.read_bytes()
+    entries = read_gguf(path).tensors.values()
+    return {each.name: (each.kind, each.shape, data[each.offset : each.offset + each.nbytes]) for each in entries}
+
+
+def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        data = path.read_bytes()
+        for name, tensor in read_header(path)[0].items():
+            found[name] = (tensor.dtype, tensor.shape, data[tensor.offset : tensor.offset + tensor.nbytes])
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(ARCHS))
+def test_gguf_has_the_bytes_that_llama_cpp_would_write(tmp_path: Path, family: str) -> None:
+    fake = fake_of(family)
+    theirs = write_gguf(fake, family, tmp_path / "theirs.gguf")
+    ours = exported(vault_of(fake.write(tmp_path / "src"), tmp_path, "f32"), "gguf", tmp_path / "ours.gguf")
+    assert gguf_tensors(ours) == gguf_tensors(theirs)
+    stated, want = read_gguf(ours).metadata, read_gguf(theirs).metadata
+    skipped = ("general.name", "general.quantization_version")
+    wrong = {key: (stated.get(key), value) for key, value in want.items() if stated.get(key) != value}
+    assert not {
+        key: pair for key, pair in wrong.items() if key not in skipped and not key.endswith("feed_forward_length")
+    }
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_gguf_there_and_back(tmp_path: Path, kind: str) -> None:
+    theirs = write_gguf(fake_of("mixtral"), "mixtral", tmp_path / "theirs.gguf", kind)
+    ours = exported(vault_of(theirs, tmp_path), "gguf", tmp_path / "ours.gguf")
+    assert gguf_tensors(ours) == gguf_tensors(theirs)
+    again = exported(vault_of(ours, tmp_path / "again"), "gguf", tmp_path / "again.gguf")
+    assert again.read_bytes() == ours.read_bytes()
+
+
+@pytest.mark.parametrize("family", sorted(set(ARCHS) - {"gemma3"}))
+def test_safetensors_are_the_checkpoint_again(tmp_path: Path, family: str) -> None:
+    fake = fake_of(family)
+    out = exported(vault_of(fake.write(tmp_path / "src"), tmp_path, "f32"), "safetensors", tmp_path / "out")
+    assert stored(out) == stored(tmp_path / "src")
+    assert json.loads((out / "config.json").read_text()) == fake.config
+
+
+def test_safetensors_of_norms_with_an_offset(tmp_path: Path) -> None:
+    """1 + weight is what a vault holds; in the source's precision the weight comes back."""
+    fake = FakeCheckpoint(fake_of("gemma3").config, dtype="BF16")
+    out = exported(vault_of(fake.write(tmp_path / "src"), tmp_path, "bf16"), "safetensors", tmp_path / "out", "bf16")
+    assert stored(out) == stored(tmp_path / "src")
+
+
+@pytest.mark.parametrize(("bits", "group", "scales"), [(4, 32, "bf16"), (3, 32, "f16"), (8, 64, "f32")])
+def test_mlx_there_and_back(tmp_path: Path, bits: int, group: int, scales: str) -> None:
+    fake = FakeCheckpoint(config_of("qwen3_moe", moe_intermediate_size=64), dtype="BF16")
+    mlx_folder(fake, bits, group, scales)
+    out = exported(vault_of(fake.write(tmp_path / "src"), tmp_path), "mlx", tmp_path / "out")
+    assert stored(out) == stored(tmp_path / "src")
+    settings = json.loads((out / "config.json").read_text())["quantization"]
+    assert (settings["bits"], settings["group_size"], settings["mode"]) == (bits, group, "affine")
+    again = exported(vault_of(out, tmp_path / "again"), "mlx", tmp_path / "more")
+    assert stored(again) == stored(out)
+
+
+@pytest.mark.parametrize("make", [byte_level, llama_like])
+def test_the_tokenizer_survives_a_gguf(tmp_path: Path, make: Any) -> None:
+    tokenizer: Tokenizer = make()
+    size = tokenizer.get_vocab_size()
+    fake = fake_of("llama", vocab_size=size + 3)
+    fake.write(tmp_path / "src")
+    save(tokenizer, tmp_path / "src")
+    ours = exported(vault_of(tmp_path / "src", tmp_path, "f32"), "gguf", tmp_path / "ours.gguf")
+    vault_of(ours, tmp_path / "again")
+    back = Tokenizer.from_file(str(tmp_path / "again" / "m.tokenizer" / "tokenizer.json"))
+    for text in ("The capital of Italy is Rome", "  a\n\nb", "é 日 😀", "x" * 30):
+        plain = tokenizer.encode(text, add_special_tokens=False).ids
+        assert back.encode(text, add_special_tokens=False).ids == plain, text
+
+
+def test_what_cannot_be_written_is_refused_before_a_byte(tmp_path: Path) -> None:
+    fake = fake_of("qwen3_moe")
+    vault = vault_of(fake.write(tmp_path / "src"), tmp_path, "q8")
+    with pytest.raises(UnsupportedError, match="q8_0, which is not an encoding of MLX"):
+        exported(vault, "mlx", tmp_path / "a")
+    with pytest.raises(UsageError, match="gguf, mlx, safetensors"):
+        try:
+            exported(vault, "onnx", tmp_path / "b")
+        except UsageError as error:
+            raise UsageError(error.hint) from error
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UsageError, match="exists"):
+        exported(vault, "safetensors", tmp_path / "c")
+    fake.config |= {"moe_intermediate_size": 32}
+    write_tokenizer(tmp_path / "src")
+    assert not list(tmp_path.glob("*.part")) and not (tmp_path / "a").exists()
+
+
+def test_values_of_a_quantised_vault_in_plain_precision(tmp_path: Path) -> None:
+    fake = fake_of("qwen3_moe")
+    vault = vault_of(fake.write(tmp_path / "src"), tmp_path, "q8")
+    out = stored(exported(vault, "safetensors", tmp_path / "out", "f32"))
+    assert set(out) == set(fake.tensors)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    values, want = np.frombuffer(out[name][2], np.float32), fake.values(name).reshape(-1)
+    assert np.abs(values - want).max() / np.abs(want).max() < 0.01
