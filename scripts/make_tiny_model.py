@@ -209,6 +209,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_d_state": 12,
         "mamba_proj_bias": True,
     },
+    "lara_mini": {
+        **MOE,
+        **LINEAR,
+        "head_dim": 48,
+        "shared_expert_intermediate_size": 160,
+        "attention_bias": True,
+        "sliding_window": 24,
+        "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+    },
     "hy_v3": {**MOE, "num_shared_experts": 2, "head_dim": 48, "router_scaling_factor": 1.7, "attention_bias": True},
     "flint": {
         **MOE,

@@ -133,7 +133,8 @@ def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
     enabled = numbers.flag("window_on") if numbers.has("window_on") else True
     if family.window_rule == "none" or not enabled or not window:
         return [0] * layers
-    types = numbers.names("layer_types", layers, {"full_attention", "sliding_attention"})
+    known = {"full_attention", "sliding_attention", *(family.recurrent_types if family.recurrent else ())}
+    types = numbers.names("layer_types", layers, known)
     if types:
         return [window if kind == "sliding_attention" else 0 for kind in types]
     if family.window_rule == "listed":
@@ -152,21 +153,24 @@ def _windows(family: Family, numbers: Numbers, layers: int) -> list[int]:
 
 
 def _attentions(family: Family, numbers: Numbers, layers: int) -> list[Attention]:
-    windows = [0] * layers if family.recurrent else _windows(family, numbers, layers)
-    found = [_attention(family, numbers, window) for window in windows]
-    if family.recurrent:
-        block = recurrent_of(family, numbers)
-        recurs = recurrent_layers(family, numbers, layers)
-        return [
-            Attention(0, 0, 0, 0.0, recurrent=block) if yes else each for yes, each in zip(recurs, found, strict=True)
-        ]
+    windows = _windows(family, numbers, layers)
+    found = _rotated(family, numbers, [_attention(family, numbers, window) for window in windows])
+    if not family.recurrent:
+        return found
+    recurrent = Attention(0, 0, 0, 0.0, recurrent=recurrent_of(family, numbers))
+    recurs = recurrent_layers(family, numbers, layers)
+    return [recurrent if yes else each for yes, each in zip(recurs, found, strict=True)]
+
+
+def _rotated(family: Family, numbers: Numbers, found: list[Attention]) -> list[Attention]:
+    """Each layer with its rotation, where not all have the first."""
     if thetas := numbers.numbers("layer_thetas"):
-        if len(thetas) != layers:
+        if len(thetas) != len(found):
             raise CorruptError(f"config.json: {numbers.key('layer_thetas')} is not one number for each layer")
         return [replace(each, rope=_thetas(numbers).index(thetas[i])) for i, each in enumerate(found)]
     if family.by_type:
         return [replace(each, rope=1 if each.window else 0) for each in found]
-    if family.still and any(windows):
+    if family.still and any(each.window for each in found):
         return [replace(each, rope=0 if each.window else 1) for each in found]
     return _rotating(numbers, found) if numbers.has("rotating") else found
 

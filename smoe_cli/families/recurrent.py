@@ -118,8 +118,9 @@ def _mamba2(r: Recurrent, hidden: int) -> Parts:
 
 def recurrent_rows(r: Recurrent, needed: TrunkTensor, take: str) -> Groups:
     """Rows of a checkpoint's tensor meant by a ``take``. "turned": of a matrix stored [channels, taps] all; "turned_q",
-    k, v: of one for queries, keys and values together that part. "joined_*": the same of a projection. "mixed_*": of
-    one stored key head by key head, each with its query, key, values and gate, or with its betas and decays."""
+    k, v: of one for queries, keys and values together that part. "joined_*": the same of a projection. "whole_*": of
+    one for these, gates, betas and decays, in this order. "mixed_*": of one stored key head by key head, each with its
+    query, key, values and gate, or with its betas and decays."""
     if take == "turned":
         return Groups(1, needed.shape[1], 0, needed.shape[1], transposed=True)
     kind, _, part = take.partition("_")
@@ -128,6 +129,10 @@ def recurrent_rows(r: Recurrent, needed: TrunkTensor, take: str) -> Groups:
         first = {"q": 0, "k": r.keys, "v": 2 * r.keys}[part]
         rows = r.values if part == "v" else r.keys
         return Groups(1, 2 * r.keys + r.values, first, rows, transposed=kind == "turned")
+    if kind == "whole":
+        sizes = {"q": r.keys, "k": r.keys, "v": r.values, "gate": r.values, "beta": r.heads, "decay": r.heads}
+        names = list(sizes)
+        return Groups(1, sum(sizes.values()), sum(sizes[name] for name in names[: names.index(part)]), sizes[part])
     if part in ("beta", "decay"):
         return Groups(r.key_heads, 2 * per_key, per_key if part == "decay" else 0, per_key)
     values = per_key * r.value_dim

@@ -68,6 +68,7 @@ TAKES = (
 )
 RECURRENT_TAKES = (
     *("turned", "turned_q", "turned_k", "turned_v", "joined_q", "joined_k", "joined_v"),
+    *("whole_q", "whole_k", "whole_v", "whole_gate", "whole_beta", "whole_decay"),
     *("mixed_q", "mixed_k", "mixed_v", "mixed_gate", "mixed_beta", "mixed_decay"),
 )
 SCORES = ("softmax", "sigmoid", "sparsemixer")

@@ -245,6 +245,28 @@ TEST(plan_counts_the_state_of_each_block) {
   CHECK_EQ(state(latent, 4096, 512), (4096 + 512) * uint64_t{1152});
 }
 
+// A recurrent layer's state does not grow with the window; two copies of it are kept to go back to.
+TEST(plan_counts_recurrent_states_and_their_copies) {
+  ModelSpec m = small_model(2);
+  PlanOptions o;
+  o.ctx = 4096;
+  const uint64_t of_two = engine_state_bytes(m, o, 512), of_attention = of_two / 2;
+  m.layers[0].attention = {};
+  m.layers[0].attention.block = AttentionBlock::delta;  // Qwen3-Next's
+  RecurrentSpec& r = m.layers[0].recurrent;
+  r.taps = 4;
+  r.heads = 32;
+  r.key_heads = 16;
+  r.key_dim = r.value_dim = 128;
+  constexpr uint64_t kTail = 3 * (2 * 16 * 128 + 32 * 128) * 4, kState = 32 * 128 * 128 * 4;
+  CHECK_EQ(engine_state_bytes(m, o, 512), of_attention + 3 * (kTail + kState));
+  o.ctx = 8192;
+  CHECK_EQ(engine_state_bytes(m, o, 512) - 3 * (kTail + kState), of_attention / (4096 + 512) * (8192 + 512));
+  o.sessions = 2;
+  o.ctx = 4096;
+  CHECK_EQ(engine_state_bytes(m, o, 512), 2 * (of_attention + 3 * (kTail + kState)));
+}
+
 TEST(plan_options_change_the_parts) {
   const Plan base = std::move(plan_small(64 * kGiB)).value();
   PlanOptions options;

@@ -102,6 +102,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
     },
+    "lara_mini": {
+        **EXPERTS,
+        **LINEAR,
+        "head_dim": 16,
+        "shared_expert_intermediate_size": 48,
+        "sliding_window": 16,
+        "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+    },
     "hy_v3": {**EXPERTS, "num_shared_experts": 2, "head_dim": 16},
     "flint": {
         **EXPERTS,
