@@ -1,5 +1,5 @@
-"""Every model type of the installed transformers that has a mixture of experts and generates text is either a family here
-or stands in the table of those that are left, with what it lacks."""
+"""Every model type of the installed transformers that has a mixture of experts and generates text is either a family
+here or stands in the table of those that are left, with what it lacks."""
 
 from __future__ import annotations
 
