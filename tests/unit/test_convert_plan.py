@@ -50,10 +50,13 @@ def test_roles_override() -> None:
     assert roles["head"] == "f16"
 
 
-@pytest.mark.parametrize(("quant", "experts"), [("q2", "q2_k"), ("q3", "q3_k"), ("q5", "q5_k")])
-def test_presets_store_the_experts_smallest(quant: str, experts: str) -> None:
+@pytest.mark.parametrize(
+    ("quant", "experts", "down"), [("q2", "q2_k", "q3_k"), ("q3", "q3_k", "q3_k"), ("q5", "q5_k", "q5_k")]
+)
+def test_presets_store_the_experts_smallest(quant: str, experts: str, down: str) -> None:
     roles = choose_roles(quant)
-    assert roles["expert.up"] == experts and roles["router"] == "source"
+    assert roles["expert.up"] == roles["expert.gate"] == experts and roles["expert.down"] == down
+    assert roles["router"] == "source"
     assert _core.stored_bytes(experts, "rows", 1, 256) <= _core.stored_bytes(roles["attention"], "rows", 1, 256)
 
 
