@@ -7,6 +7,8 @@ from pathlib import Path
 from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from smoe_cli.errors import UsageError
 
+SEISMIC = b"SMOE\xde\xea\x00\x01"
+
 
 def open_source(path: Path) -> Checkpoint:
     """A checkpoint in any format that is read. Errors as ``open_checkpoint``'s."""
@@ -15,6 +17,11 @@ def open_source(path: Path) -> Checkpoint:
         from smoe_cli.convert.gguf.open import open_gguf
 
         return open_gguf(gguf)
+    seismic = _seismic(path)
+    if seismic is not None:
+        from smoe_cli.convert.seismic import open_seismic
+
+        return open_seismic(seismic)
     return open_checkpoint(path)
 
 
@@ -28,6 +35,17 @@ def _gguf(path: Path) -> Path | None:
     if len({_model(file.name) for file in found}) > 1:
         names = ", ".join(file.name for file in found[:8])
         raise UsageError(f"{path} holds several GGUF models: {names}", "give one of the files")
+    return found[0] if found else None
+
+
+def _seismic(path: Path) -> Path | None:
+    """A vault of S-MoE: the path itself, or the only one in a folder."""
+    if path.is_file():
+        return path if _begins(path, SEISMIC) else None
+    found = sorted(path.glob("*.smoe")) if path.is_dir() and not (path / "model.safetensors").is_file() else []
+    found = [file for file in found if _begins(file, SEISMIC)]
+    if len(found) > 1:
+        raise UsageError(f"{path} holds several vaults of S-MoE", "give one of the files")
     return found[0] if found else None
 
 
