@@ -4,9 +4,9 @@ rest.
 Header, 64 bytes: magic, u32 version, MoE layers, experts a layer, experts in all, u64 table offset, data offset, u32
 group, bits (2 or 4), hidden, vocab, ffn, offset of the arch block (0 in version 1). Then 48 bytes an expert (u32 layer,
 expert, u64 offset, bytes, padded bytes, u32 group, u64 groups, 4 unused), and three times 44 bytes an expert (u8 part,
-dimensions, u16 unused, u32 rows, cols, u64 offset and bytes of the codes, offset and bytes of the scales, both within the
-expert). Codes lie over the whole matrix, the lowest bits first; n = 2^bits - 1, value = (code - n / 2) / (n / 2) * scale,
-a float16 scale for a group. As affine blocks: scale 2 s / n, bias -s, within a rounding of float32.
+dimensions, u16 unused, u32 rows, cols, u64 offset and bytes of the codes, offset and bytes of the scales, both within
+the expert). Codes lie over the whole matrix, the lowest bits first; n = 2^bits - 1, value = (code - n / 2) / (n / 2) *
+scale, a float16 scale for a group. As affine blocks: scale 2 s / n, bias -s, within a rounding of float32.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from smoe_cli.convert.packed.affine import (
     whole_number,
 )
 from smoe_cli.convert.safetensors import FileReader, SourceTensor
+from smoe_cli.errors import CorruptError
 
 BITS = (2, 4, 8)
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)
@@ -108,7 +109,7 @@ def column_tensor(
         found = read_words(reader, g_idx)
         ordered = bool((found == np.arange(inputs) // group).all())
         if not ordered and found.max() >= groups:
-            expect(g_idx, (g_idx.dtype,), (-1,))
+            raise CorruptError(f"{g_idx.name} names group {found.max()} of {groups}", "download the checkpoint again")
     return ColumnTensor(
         f"{stem}.weight",
         f"GPTQ{bits}" if order is None else f"AWQ{bits}",
