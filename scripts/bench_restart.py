@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The first turn after a restart: with the history of what was used, read while nobody asks for anything, and without.
 
-    scripts/bench_restart.py --vault vault/bench.smoe --share 0.3 --out DIR
+    scripts/bench_restart.py --vault vault/bench.smoe --share 0.3 [--text FILE [--ask FILE]] --out DIR
 
-A first engine runs a conversation and leaves its history. Then engines with and without warming alternate: each gets
-some seconds of idle time, as a person takes to type, a prompt and decode steps of fixed ids. The machine must be quiet.
+A first engine runs over a part of the text (without --text: fixed random ids) and leaves its history. Then engines take
+turns: with the history, with its counts but nothing read ahead, and without. Each gets some seconds of idle time, as a
+person takes to type, a prompt and decode steps of ids that come from another place of the text each round, or from the
+text of --ask. The machine must be quiet; hit rates do not mind.
 """
 
 from __future__ import annotations
@@ -18,23 +20,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_plan import fixed_ids
-
 from smoe_cli import _core
 from smoe_cli.bench import machine
+from smoe_cli.bench.ids import RandomIds, TextIds, text_ids
 from smoe_cli.bench.programs import Ours
 from smoe_cli.engine.flags import EngineFlags
 
 
-def first_turn(vault: Path, ring: int, extra: tuple[str, ...], options: argparse.Namespace) -> dict[str, float]:
-    program = Ours("smoe", vault, EngineFlags(ring=ring, ctx=1024), extra=extra)
+def ids_of(options: argparse.Namespace, file: Path | None) -> TextIds | RandomIds:
+    vault = _core.inspect(str(options.vault))
+    if file is None:
+        return RandomIds(json.loads(vault["manifest"])["arch"]["vocab"])
+    return text_ids(Path(vault["tokenizer_dir"]), file)
+
+
+def first_turn(ids: list[int], ring: int, extra: tuple[str, ...], options: argparse.Namespace) -> dict[str, float]:
+    program = Ours("smoe", options.vault, EngineFlags(ring=ring, ctx=1024), extra=extra)
     program.start()
     try:
-        vocab = program.details()["vocab"]
         time.sleep(options.idle)
         info = program.details()
-        first = program.prefill(fixed_ids(vocab, options.prompt, 11))
-        times = program.decode(fixed_ids(vocab, options.steps, 12))
+        first = program.prefill(ids[: options.prompt])
+        times = program.decode(ids[options.prompt :])
         asked = program.counters[-options.steps :]
         hits, misses = (sum(c[name] for c in asked) for name in ("hits", "misses"))
     finally:
@@ -55,6 +62,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--idle", type=float, default=2.0, help="seconds before the first request")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--text", type=Path, help="what the first engine reads")
+    parser.add_argument("--ask", type=Path, help="what the others read; default: other places of the same")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -64,17 +73,19 @@ def main() -> None:
     keeping = ("--history", str(history))
     teacher = Ours("smoe", options.vault, EngineFlags(ring=ring, ctx=1024), extra=keeping)
     teacher.start()
-    vocab = teacher.details()["vocab"]
-    teacher.prefill(fixed_ids(vocab, 256, 1))
-    teacher.decode(fixed_ids(vocab, 64, 2))
+    taught = ids_of(options, options.text).take(256 + 128, 0)
+    teacher.prefill(taught[:256])
+    teacher.decode(taught[256:])
     teacher.stop()
+    asked = ids_of(options, options.ask or options.text)
     kept = history.read_bytes()
-    arms: dict[str, tuple[str, ...]] = {"with history": keeping, "without": ()}
+    arms: dict[str, tuple[str, ...]] = {"warmed": keeping, "counts only": (*keeping, "--no-warm"), "without": ()}
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
-    for _ in range(options.rounds):
+    for round_ in range(1, options.rounds + 1):
+        ids = asked.take(options.prompt + options.steps, round_)
         for name, extra in arms.items():
             history.write_bytes(kept)  # as the first engine left it
-            samples[name].append(first_turn(options.vault, ring, extra, options))
+            samples[name].append(first_turn(ids, ring, extra, options))
     history.unlink()
     result: dict[str, Any] = {
         "command": shlex.join(["scripts/bench_restart.py", *sys.argv[1:]]),

@@ -18,7 +18,7 @@ using std::chrono::seconds;
 // Reads in flight while warming: enough to keep a disk busy with whole records, little for a request to wait behind.
 constexpr uint32_t kWarmDepth = 2;
 constexpr std::chrono::milliseconds kFitEvery{250};
-constexpr seconds kSaveEvery{10};
+constexpr seconds kSaveEvery{10}, kPause{1};  // a write waits for the disk, so not between two requests in a row
 
 uint64_t resident_bytes(const std::string& root) {
   std::string text;
@@ -79,7 +79,7 @@ void Upkeep::read_history() {
 bool Upkeep::idle() {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_fit_ >= kFitEvery) fit_memory();
-  if (unsaved_ && now - last_save_ >= kSaveEvery) save();
+  if (unsaved_ && now - last_save_ >= kSaveEvery && now - last_request_ >= kPause) save();
   return config_.warm && warm();
 }
 

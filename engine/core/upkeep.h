@@ -36,7 +36,10 @@ class Upkeep {
 
   // Before a request: fits the cache to the memory that is free now.
   void before_request() { fit_memory(); }
-  void after_request() { unsaved_ = true; }
+  void after_request() {
+    unsaved_ = true;
+    last_request_ = std::chrono::steady_clock::now();
+  }
   // A slice of work, some milliseconds at most. True: there is more to be done at once.
   bool idle();
 
@@ -56,7 +59,7 @@ class Upkeep {
   size_t next_ = 0;
   uint32_t warmed_ = 0, told_slots_;
   bool unsaved_ = false, told_trouble_ = false;
-  std::chrono::steady_clock::time_point last_fit_{}, last_save_{};
+  std::chrono::steady_clock::time_point last_fit_{}, last_save_{}, last_request_{};
 };
 
 }  // namespace smoe

@@ -1,5 +1,5 @@
-// Frequency-decayed: the least used goes first, by counts that halve every so many tokens. `floors` is the same with a
-// share of the slots kept for each layer.
+// Frequency-decayed: the least used a token of its layer goes first, by counts that halve every so many tokens.
+// `floors` is the same with a share of the slots kept for each layer.
 #include "experts/policy.h"
 #include "experts/usage.h"
 
@@ -15,7 +15,7 @@ class Decayed : public Policy {
   void turn(uint32_t layer, uint32_t tokens) override { usage_.turn(layer, tokens); }
   void use(uint32_t record, uint32_t uses) override { usage_.use(record, uses); }
   void seed(uint32_t record, double uses) override { usage_.add(record, uses * half_life_ / kHistoryHalfLife); }
-  double worth(uint32_t record) const override { return usage_.height(record); }
+  double worth(uint32_t record) const override { return usage_.rate(record); }
 
  private:
   const uint32_t half_life_;

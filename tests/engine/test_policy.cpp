@@ -68,6 +68,21 @@ TEST(policy_lru_evicts_the_least_recent) {
   CHECK(residents(r) == (std::set<uint32_t>{0, 2, 3}));
 }
 
+// Of a prompt the last layer is asked for one row: what it used before is worth as much afterwards.
+TEST(policy_decayed_compares_layers_by_the_token) {
+  Residency r(table(2, 8), 4, policy("decayed", table(2, 8)));
+  const uint32_t both[] = {0, 1}, other[] = {0, 2}, some_rows[] = {512, 256};
+  for (int turn = 0; turn < 3; ++turn) {
+    for (int token = 0; token < 200; ++token)
+      for (uint32_t layer : {0, 1}) r.fetch(layer, both, nullptr, 2, 1);
+    r.fetch(0, both, some_rows, 2, 512);
+    r.fetch(1, both, nullptr, 2, 1);
+  }
+  r.fetch(0, other, nullptr, 2, 1);
+  CHECK(!r.holds(1));
+  CHECK(r.holds(8) && r.holds(9));
+}
+
 TEST(policy_decayed_keeps_the_frequent_and_forgets) {
   Residency r(table(1, 8), 2, policy("decayed:8", table(1, 8)));
   for (int i = 0; i < 6; ++i) hits(r, 0, {0});
