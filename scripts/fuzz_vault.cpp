@@ -62,25 +62,14 @@ const std::vector<std::string> kNumbers = {"0",
                                            "[]",
                                            "{}",
                                            "\"\""};
-const std::vector<std::string> kWords = {"f32",         "f16",
-                                         "bf16",        "q8_0",
-                                         "q4_0",        "q4_k",
-                                         "q6_k",        "mlx4_g64_bf16",
-                                         "q3_k",        "rows",
-                                         "panel16",     "moe",
-                                         "ffn",         "gqa",
-                                         "mla",         "none",
-                                         "head",        "full",
-                                         "silu",        "gelu",
-                                         "F32",         "F16",
-                                         "BF16",        "U8",
-                                         "I64",         "experts",
-                                         "top_k",       "rope",
-                                         "shape",       "dtype",
-                                         "tensors",     "scout",
-                                         "layers",      "embed.weight",
-                                         "head.weight", "../../etc/passwd",
-                                         "__metadata__"};
+const std::vector<std::string> kWords = {
+    "f32",         "f16",           "bf16",   "q8_0",         "q4_0",        "q4_k",
+    "q6_k",        "mlx4_g64_bf16", "q3_k",   "rows",         "panel16",     "moe",
+    "ffn",         "gqa",           "mla",    "none",         "head",        "full",
+    "silu",        "gelu",          "F32",    "F16",          "BF16",        "U8",
+    "I64",         "experts",       "top_k",  "rope",         "shape",       "dtype",
+    "tensors",     "scout",         "layers", "embed.weight", "head.weight", "../../etc/passwd",
+    "__metadata__"};
 
 // Where the tokens of a JSON text begin: strings, numbers and words, punctuation.
 std::vector<size_t> token_starts(const std::string& text) {
