@@ -56,9 +56,8 @@ Bytes trunk_bytes(const ModelSpec& model, bool with_head) {
   return b;
 }
 
-// The reads of a layer and its products one after the other: on the machines measured so far what is computed while
-// reads run is won back by nothing, since the copies of a virtual disk take the cores and the memory that the products
-// need.
+// The reads of a layer and its products one after the other: what was measured on the machines seen so far, whatever
+// was computed while reads ran (LEARNED.md, 2026-11-30-reads-and-products).
 double layer_seconds(const FfnSpec& ffn, uint32_t hidden, double hit, const Rates& r) {
   const double asked = 1 - std::pow(hit, ffn.top_k);  // the chance that there is anything to read
   const double misses = ffn.top_k * (1 - hit), record = record_layout(ffn, hidden).length;
