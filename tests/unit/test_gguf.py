@@ -205,3 +205,10 @@ def test_the_config_is_the_checkpoints_own(tmp_path: Path) -> None:
     found, want = open_source(path).config, config_of("qwen3_moe")
     keys = ("hidden_size", "num_hidden_layers", "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     assert {key: found[key] for key in keys} == {key: want[key] for key in keys}
+
+
+def test_a_tokenizer_without_tokens_is_an_error() -> None:
+    from smoe_cli.convert.gguf.tokenizer import tokenizer_files
+
+    with pytest.raises(CorruptError, match="no tokens"):
+        tokenizer_files({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": []}, 8)

@@ -1,4 +1,4 @@
-"""The cases of convert over the formats beside safetensors: GGUF, MLX, packed weights (C1 C3 C8 C11 C13 C15 to C18 C20)."""
+"""The cases of convert over the formats beside safetensors: GGUF, MLX, packed weights (C1 C3 C8 C11 C13 C15 to C20)."""
 
 from __future__ import annotations
 

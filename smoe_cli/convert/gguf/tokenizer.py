@@ -53,6 +53,8 @@ class _Pieces:
 
     def __init__(self, metadata: Mapping[str, Any], vocab: int) -> None:
         self.texts = self._list(metadata, "tokens", str)
+        if not self.texts:
+            raise CorruptError("the GGUF file's tokenizer has no tokens", "it is damaged")
         if len(self.texts) > vocab:
             raise CorruptError(f"the GGUF file has {len(self.texts)} tokens for an embedding of {vocab} rows")
         self.types = self._list(metadata, "token_type", int) or [NORMAL] * len(self.texts)
