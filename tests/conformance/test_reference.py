@@ -49,6 +49,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "hunyuan_v1_moe",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 10000.0}},
     ),
+    ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "rope"}),
+    ("lfm2_moe", {"use_expert_bias": False, "conv_bias": False}),
+    ("qwen3_next", {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_value_heads": 4}),
     ("phimoe", {"rope_parameters": LONGROPE, "max_position_embeddings": 512}),
 ]
 

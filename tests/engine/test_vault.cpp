@@ -338,6 +338,36 @@ TEST(manifest_refuses) {
   }
 }
 
+TEST(manifest_refuses_recurrent_blocks_out_of_range) {
+  const std::string good = tiny::manifest();
+  const size_t from = good.find(R"({"block":"gqa")"), to = good.find('}', from) + 1;
+  const std::string heads = R"("block":"delta","taps":4,"key_dim":8,"value_dim":8,"eps":1e-6,"heads":4,"key_heads":)";
+  const struct {
+    std::string block;
+    const char* field;
+  } cases[] = {
+      {R"({"block":"short_conv","taps":1,"value_dim":32})", "taps"},
+      {R"({"block":"short_conv","taps":17,"value_dim":32})", "taps"},
+      {R"({"block":"short_conv","taps":3,"value_dim":0})", "value_dim"},
+      {R"({"block":"short_conv","taps":3,"value_dim":32,"heads":2})", "heads"},
+      {R"({"block":"short_conv","taps":3,"value_dim":32})", "tensor that no layer asks for"},
+      {"{" + heads + "3}", "key_heads"},
+      {"{" + heads + "2,\"channel_decay\":true}", "channel_decay"},
+      {"{" + heads + "4,\"rank\":4294967295}", "rank"},
+      {R"({"block":"mamba","taps":4,"value_dim":64,"key_dim":1025,"rank":4,"eps":1e-6})", "key_dim"},
+      {R"({"block":"mamba","taps":4,"value_dim":64,"key_dim":16,"rank":0,"eps":1e-6})", "rank"},
+      {R"({"block":"mamba2","taps":4,"heads":4096,"key_heads":1,"key_dim":8,"value_dim":4096,"eps":1e-6})", "channels"},
+  };
+  for (const auto& c : cases) {
+    const auto parsed = parse_manifest(good.substr(0, from) + c.block + good.substr(to));
+    if (parsed.is_ok()) {
+      check::fail(__FILE__, __LINE__, "accepted " + c.block);
+    } else if (parsed.status().code() != Code::corrupt || !mentions(parsed.status(), c.field)) {
+      check::fail(__FILE__, __LINE__, c.block + ": " + parsed.status().message());
+    }
+  }
+}
+
 TEST(manifest_needs_every_tensor) {
   const std::string good = tiny::manifest();
   for (const tiny::Trunk& t : tiny::trunk()) {
