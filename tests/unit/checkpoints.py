@@ -191,6 +191,8 @@ class FakeCheckpoint:
             source = family.source(tensor.name)
             groups = taken_rows(arch, tensor, source.take)
             shape = groups.source_shape(tensor.shape[0], tensor.shape[-1]) if groups else tensor.shape
+            if groups and tensor.name.endswith("conv.weight"):  # as convolutions are stored
+                shape = (shape[0], 1, shape[1])
             self.put(source.name, rng.normal(1.0 if tensor.role == "norm" else 0.0, 0.3, shape))
         for name, shape in expert_shapes(family, arch).items():
             self.put(name, rng.normal(0, 0.3, shape))

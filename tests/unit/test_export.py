@@ -23,6 +23,7 @@ from smoe_cli.convert.run import Options, convert, prepare
 from smoe_cli.convert.safetensors import read_header
 from smoe_cli.convert.ui import Quiet
 from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.families.spec import load_families
 
 
 def vault_of(source: Path, out: Path, quant: str = "") -> Path:
@@ -84,9 +85,11 @@ def test_safetensors_are_the_checkpoint_again(tmp_path: Path, family: str) -> No
     assert json.loads((out / "config.json").read_text()) == fake.config
 
 
-def test_safetensors_of_norms_with_an_offset(tmp_path: Path) -> None:
-    """1 + weight is what a vault holds; in the source's precision the weight comes back."""
-    fake = FakeCheckpoint(fake_of("gemma3").config, dtype="BF16")
+@pytest.mark.parametrize("family", ["gemma3", *(family.name for family in load_families() if family.recurrent)])
+def test_safetensors_of_norms_with_an_offset_and_of_recurrent_blocks(tmp_path: Path, family: str) -> None:
+    """1 + weight is what a vault holds; in the source's precision the weight comes back. Not all norms of a model
+    with an offset have it."""
+    fake = FakeCheckpoint(fake_of("gemma3").config if family == "gemma3" else config_of(family), dtype="BF16")
     out = exported(vault_of(fake.write(tmp_path / "src"), tmp_path, "bf16"), "safetensors", tmp_path / "out", "bf16")
     assert stored(out) == stored(tmp_path / "src")
 

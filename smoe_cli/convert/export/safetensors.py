@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from smoe_cli.convert.export.vault import PARTS, Stored, VaultReader
 from smoe_cli.errors import UnsupportedError
-from smoe_cli.families.arch import TrunkTensor, resolve
+from smoe_cli.families.arch import TrunkTensor, resolve, trunk_tensors
 from smoe_cli.families.layout import taken_rows
 from smoe_cli.families.model import Arch, Groups
 
@@ -49,6 +49,7 @@ class CheckpointExport:
     def __init__(self, vault: VaultReader, dtype: str = "bf16") -> None:
         self.vault, self.family, self.dtype = vault, vault.family, dtype
         self.arch: Arch = resolve(vault.family, vault.config)
+        self.roles = {tensor.name: tensor.role for tensor in trunk_tensors(self.arch)}
         self.tensors: dict[str, Made] = self._trunk() | self._experts()
 
     def _kept(self, *stored: Stored) -> str:
@@ -74,7 +75,7 @@ class CheckpointExport:
     def _joined(self, name: str, parts: list[tuple[str, Stored, Groups | None]]) -> Made:
         canonical, stored, groups = parts[0]
         if groups is None:
-            add = self.family.norm_offset if canonical.endswith(("norm.weight", "_norm.weight")) else 0.0
+            add = self.family.norm_offset if self.roles.get(canonical) == "norm" else 0.0
             return self._made(
                 [] if add else [stored],  # in float32 the sum is not the source's precision any more
                 stored.shape,
@@ -94,7 +95,9 @@ class CheckpointExport:
                 out[:, place.first : place.first + place.rows] = found
             return out.reshape(rows, cols)
 
-        return self._made([part for _, part, _ in parts], (rows, cols), values)
+        # A convolution of each channel with itself has an axis of one in checkpoints.
+        shape = (rows, 1, cols) if canonical.endswith("conv.weight") else (rows, cols)
+        return self._made([part for _, part, _ in parts], shape, values)
 
     def _experts(self) -> dict[str, Made]:
         found: dict[str, Made] = {}
