@@ -19,7 +19,9 @@ ARCHS = {
     "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "minimax_m2": "minimax-m2",
     "granitemoe": "granitemoe", "granitemoeshared": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_moe": "hunyuan-moe", "dots1": "dots1", "llama4": "llama4", "afmoe": "afmoe", "exaone_moe": "exaone-moe",
+    "lfm2_moe": "lfm2moe",
 }  # fmt: skip
+READ_ONLY = ("lfm2_moe",)  # that are not exported
 PAIRED = ("llama", "mistral", "mixtral", "granitemoe", "granitemoeshared")
 # What such a file cannot say, out of the way.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -33,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"rotary_dim": 8, "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "glm4_moe": {"partial_rotary_factor": 0.5},
     "deepseek_v3": {"rope_interleave": True},
-    "hunyuan_v1_moe": {},
+    "lfm2_moe": {"tie_word_embeddings": True, "norm_topk_prob": True, "norm_eps": 1e-6},
 }
 NUMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "attention.head_count_kv":
@@ -73,6 +75,9 @@ def metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> No
         writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
         writer.add_value_length_mla(config["v_head_dim"])
         writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+    elif family == "lfm2_moe":
+        writer.add_head_count_kv([0, config["num_key_value_heads"], 0])
+        writer.add_shortconv_l_cache(3)
     elif family in ("minimax_m2", "glm4_moe"):
         writer.add_rope_dimension_count(8)
 
@@ -119,6 +124,8 @@ def changed(family: str, config: dict[str, Any], name: str, values: Array) -> di
             name.replace(part, new.format("gate")): gate,
             name.replace(part, new.format("up")): up,
         }
+    if name.endswith("conv.conv.weight"):
+        return {name: values.reshape(len(values), -1)}
     if name.endswith((".sinks", "e_score_correction_bias", "expert_bias")):
         return {name + (".weight" if name.endswith("sinks") else ".bias"): values}
     return {name: values}
@@ -149,6 +156,9 @@ BY_HAND = {  # names that the package's table has in another spelling, or not at
     "block_sparse_moe.experts.w1.weight": "ffn_gate_exps.weight",
     "block_sparse_moe.experts.w2.weight": "ffn_down_exps.weight",
     "block_sparse_moe.experts.w3.weight": "ffn_up_exps.weight",
+    "feed_forward.experts.w1.weight": "ffn_gate_exps.weight",
+    "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
+    "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
 }
 
 

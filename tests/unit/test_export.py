@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gguf", reason="files are written with the PyPI package gguf")
 
 from checkpoints import FakeCheckpoint, config_of, write_tokenizer
-from ggufs import ARCHS, fake_of, write_gguf
+from ggufs import ARCHS, READ_ONLY, fake_of, write_gguf
 from test_packed import mlx_folder
 from tokenizers import Tokenizer
 from tokenizers_made import byte_level, llama_like, save
@@ -54,7 +54,7 @@ def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return found
 
 
-@pytest.mark.parametrize("family", sorted(ARCHS))
+@pytest.mark.parametrize("family", sorted(set(ARCHS) - set(READ_ONLY)))
 def test_gguf_has_the_bytes_that_llama_cpp_would_write(tmp_path: Path, family: str) -> None:
     fake = fake_of(family)
     theirs = write_gguf(fake, family, tmp_path / "theirs.gguf")
@@ -66,6 +66,13 @@ def test_gguf_has_the_bytes_that_llama_cpp_would_write(tmp_path: Path, family: s
     assert not {
         key: pair for key, pair in wrong.items() if key not in skipped and not key.endswith("feed_forward_length")
     }
+
+
+@pytest.mark.parametrize("family", READ_ONLY)
+def test_families_that_are_not_written_as_gguf_are_refused(tmp_path: Path, family: str) -> None:
+    vault = vault_of(fake_of(family).write(tmp_path / "src"), tmp_path, "f32")
+    with pytest.raises(UnsupportedError, match="GGUF"):
+        exported(vault, "gguf", tmp_path / "out.gguf")
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])

@@ -35,6 +35,7 @@ KEYS = {
     "scaling": ("expert_weights_scale",),
     "normalize": ("expert_weights_norm",),
     "clip": ("attention.clamp_kqv",),
+    "conv_taps": ("shortconv.l_cache",),
     "attention_scale": ("attention.scale",),
     "embed_scale": ("embedding_scale",),
     "residual_scale": ("residual_scale",),
@@ -94,6 +95,10 @@ def open_config(pairs: Mapping[str, Any], shapes: Shapes) -> Opened:
     _put(view, config, "layers", layers)
     for name, keys in KEYS.items():
         _put(view, config, name, stated.get(*keys))
+    heads = stated.get("attention.head_count_kv")
+    if isinstance(heads, list) and len(heads) >= layers and all(isinstance(count, int) for count in heads):
+        _put(view, config, "kv_heads", max(heads))  # none where a layer has no attention
+        _put(view, config, "layer_types", ["full_attention" if count else "conv" for count in heads[:layers]])
     _sizes(view, config, stated, shapes, layers)
     _switches(view, config, stated, shapes)
     _windows(view, config, stated, layers)
@@ -144,7 +149,7 @@ def _view(family: Family, shapes: Shapes, layers: int, blocks: int) -> Family:
     for canonical in family.tensors:
         options = names.alternatives(canonical)
         name = next((option for option in options if option in held), options[0] if options else "")
-        take = ""
+        take = family.tensors[canonical].take if "shortconv" in name else ""
         if name.endswith("attn_kv_b.weight"):
             take = "latent_keys" if "k_up" in canonical else "latent_values"
         elif pairs and re.search(r"attn\.[qk]\.(weight|bias)$", canonical):
@@ -236,6 +241,7 @@ def _switches(view: Family, config: dict[str, Any], stated: Metadata, shapes: Sh
     _put(view, config, "qk_norm_on", normed)
     if (stated.get("expert_group_count") or 0) > 1:
         _put(view, config, "group_method", "group_limited_greedy" if view.scores == "softmax" else "noaux_tc")
+    _put(view, config, "correction_on", any(stem.startswith("exp_probs_b") for stem in held))
     _put(view, config, "head_bias", "output.bias" in shapes)
     _put(view, config, "window_on", bool(stated.get("attention.sliding_window")))
     cap = stated.get("final_logit_softcapping")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-TRUNK = {"embed": "token_embd", "final_norm": "output_norm", "head": "output"}
+TRUNK = {"embed": ("token_embd",), "final_norm": ("output_norm", "token_embd_norm"), "head": ("output",)}
 # Part of a layer -> names in GGUF, the usual one first.
 LAYER = {
     "attn_norm": ("attn_norm",),
@@ -26,6 +26,9 @@ LAYER = {
     "attn.kv_a_norm": ("attn_kv_a_norm",),
     "attn.k_up": ("attn_k_b", "attn_kv_b"),
     "attn.v_up": ("attn_v_b", "attn_kv_b"),
+    "recur.in": ("shortconv.in_proj",),
+    "recur.conv": ("shortconv.conv",),
+    "recur.out": ("shortconv.out_proj",),
     "ffn.gate": ("ffn_gate",),
     "ffn.up": ("ffn_up",),
     "ffn.down": ("ffn_down",),
@@ -55,7 +58,7 @@ def alternatives(canonical: str) -> tuple[str, ...]:
     """GGUF names, with {L}, that a trunk tensor may have; canonical with {L} too (layers.{L}.attn.q.weight)."""
     if not canonical.startswith("layers.{L}."):
         stem, _, end = canonical.rpartition(".")
-        return (f"{TRUNK[stem]}.{end}",) if stem in TRUNK else ()
+        return tuple(f"{name}.{end}" for name in TRUNK.get(stem, ()))
     part = canonical.removeprefix("layers.{L}.")
     if part in WHOLE:
         return tuple("blk.{L}." + name for name in WHOLE[part])
