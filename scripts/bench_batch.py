@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Batched decode: tokens a second of 1, 2, 4, 8 sequences that advance together, beside what memory and disk allow.
+
+    scripts/bench_batch.py --vault FILE.smoe [--budget 2G] [--sizes 1,2,4,8] [--rounds 5] [--json]
+
+Prompts of one fixed random id, then seeded sampling, the sizes in turn in each round. The bound of a step: the trunk
+and the distinct experts that its sequences choose, each read from memory once, at the rate measured in this run; with
+experts on disk, what was missed at the disk's rate, if that takes longer. Medians over rounds, with their spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoe_cli import _core, sizes, tables
+from smoe_cli.bench import machine
+from smoe_cli.bench.model import describe_vault
+
+SAMPLING = {"temperature": 1.0, "top_k": 50}
+BUCKETS = ("attention", "router", "expert_compute", "expert_wait", "head", "sampler", "other")
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.sizes = [int(size) for size in options.sizes.split(",")]
+        self.vault = describe_vault(options.vault)
+        flags: dict[str, Any] = {"ctx": 1024, "sessions": max(self.sizes)}
+        flags |= {"budget": sizes.parse(options.budget)} if options.budget else {}
+        flags |= {"threads": options.threads} if options.threads else {}
+        self.flags = flags
+        self.engine = _core.Engine(str(options.vault), **flags)
+        manifest = json.loads(_core.inspect(str(options.vault))["manifest"])
+        self.eos = [(token, -1e9) for token in manifest["eos_ids"]]
+        self.rates: list[dict[str, float]] = []
+
+    def measure_rates(self) -> None:
+        plan = _core.predict(str(self.options.vault), 1.0, **self.flags)
+        self.rates.append({key: plan[key] for key in ("memory_read_bytes_s", "disk_read_bytes_s")})
+
+    def run(self, size: int, round_: int) -> dict[str, Any]:
+        """``size`` sequences for warm + steps passes. Milliseconds, counts and bytes of one step of the counted ones,
+        experts and bytes read as averages of all passes."""
+        passes = self.options.warm + self.options.steps
+        ids = np.random.default_rng(round_).integers(3, self.vault["vocab"], size)
+        begin = functools.partial(self.engine.start, max_tokens=passes + 1, bias=self.eos, **SAMPLING)
+        running = [begin([int(one)], session=f"s{n}", seed=1000 * round_ + n) for n, one in enumerate(ids)]
+        times = []
+        for _ in range(passes + 1):
+            began = time.perf_counter()
+            self.engine.step()
+            times.append((time.perf_counter() - began) * 1e3)
+        outcomes = [one.outcome for one in running]
+        assert all(outcome["generated_tokens"] == passes + 1 for outcome in outcomes)
+        total = {key: sum(outcome[key] for outcome in outcomes) for key in ("hits", "misses", "read_bytes")}
+        whole = sum(self.engine.buckets().values())
+        return {
+            "step_ms": statistics.mean(times[-self.options.steps :]),
+            "experts": (total["hits"] + total["misses"]) / (passes + 1),
+            "read_bytes": total["read_bytes"] / (passes + 1),
+            "shares": {name: self.engine.buckets()[name] / whole for name in BUCKETS},
+        }
+
+    def row(self, size: int, runs: list[dict[str, Any]]) -> dict[str, Any]:
+        step_ms = [run["step_ms"] for run in runs]
+        experts = statistics.mean(run["experts"] for run in runs)
+        read = statistics.mean(run["read_bytes"] for run in runs)
+        trunk = self.vault["active_bytes"] - self.vault["active_expert_bytes"]
+        record = statistics.mean(self.vault["record_bytes"])
+        memory, disk = (max(r[key] for r in self.rates) for key in ("memory_read_bytes_s", "disk_read_bytes_s"))
+        from_memory = (trunk + experts * record) / memory * 1e3
+        from_disk = read / disk * 1e3 if disk else 0.0
+        bound = max(from_memory, from_disk)
+        middle = statistics.median(step_ms)
+        return {
+            "sequences": size,
+            "tok_s": size * 1e3 / middle,
+            "step_ms": middle,
+            "step_ms_low": min(step_ms),
+            "step_ms_high": max(step_ms),
+            "experts_per_step": experts,
+            "bytes_per_step": trunk + experts * record,
+            "read_bytes_per_step": read,
+            "bound_tok_s": size * 1e3 / bound,
+            "share_of_bound": bound / middle,
+            "bound_is": "disk" if from_disk > from_memory else "memory",
+            "shares": {name: statistics.mean(run["shares"][name] for run in runs) for name in BUCKETS},
+        }
+
+    def measure(self) -> dict[str, Any]:
+        runs: dict[int, list[dict[str, Any]]] = {size: [] for size in self.sizes}
+        for round_ in range(self.options.rounds + 1):  # the first one warms up
+            self.measure_rates()
+            for size in self.sizes if round_ % 2 else reversed(self.sizes):
+                run = self.run(size, round_)
+                runs[size] += [run] if round_ else []
+        plan = self.engine.plan()
+        return {
+            "machine": machine.describe(),
+            "load": machine.load_average(),
+            "vault": self.vault["id"],
+            "slots": plan["slots"],
+            "total_records": plan["total_records"],
+            "memory_bytes_s": max(rate["memory_read_bytes_s"] for rate in self.rates),
+            "disk_bytes_s": max(rate["disk_read_bytes_s"] for rate in self.rates),
+            "rows": [self.row(size, runs[size]) for size in self.sizes],
+        }
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['vault']}: {result['slots']} of {result['total_records']} experts in memory")
+    print(f"memory {sizes.show(result['memory_bytes_s'])}/s, disk {sizes.show(result['disk_bytes_s'])}/s")
+    head = ["sequences", "tok/s", "step ms", "spread", "experts", "read", "bound tok/s", "share", "head+sampler"]
+    rows = [
+        [
+            str(row["sequences"]),
+            f"{row['tok_s']:.2f}",
+            f"{row['step_ms']:.1f}",
+            f"{row['step_ms_low']:.1f}-{row['step_ms_high']:.1f}",
+            f"{row['experts_per_step']:.0f}",
+            sizes.show(row["read_bytes_per_step"]),
+            f"{row['bound_tok_s']:.2f} ({row['bound_is']})",
+            f"{row['share_of_bound']:.2f}",
+            f"{row['shares']['head'] + row['shares']['sampler']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    for line in tables.aligned([head, *rows]):
+        print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vault", type=Path, required=True)
+    parser.add_argument("--budget", help="less than all experts take: they are streamed")
+    parser.add_argument("--sizes", default="1,2,4,8", help="sequences at once (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=4, help="steps before those that are counted")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", action="store_true")
+    result = Bench(options := parser.parse_args()).measure()
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()
