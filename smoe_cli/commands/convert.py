@@ -130,6 +130,8 @@ def command(
     meter = Meter("converting")
     ui = TerminalUi(meter)
     job = prepare(options, ui)
+    if quant == "q2" and calibrate is None:
+        ui.notice("2 bits without --calibrate TEXT ruin most models: KL 6.5 instead of 1.2 where it was measured")
     try:
         if dry_run:
             result = report(job)

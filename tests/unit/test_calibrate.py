@@ -109,5 +109,8 @@ def test_the_command_calibrates_and_cleans_up(source: Path, tmp_path: Path) -> N
     manifest = json.loads(_core.inspect(json.loads(done.stdout)["path"])["manifest"])
     assert manifest["calibration"]["tokens"] > 1 and manifest["quant"] == "q2"
     assert not list((tmp_path / "v").glob(".calibrate-*"))
+    assert "--calibrate" not in done.stderr  # only who leaves it out is told
+    bare = subprocess.run([*command, "--quant", "q2", "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert "2 bits without --calibrate" in bare.stderr
     missing = subprocess.run([*command, "--calibrate", str(tmp_path / "no")], cwd=ROOT, capture_output=True, text=True)
     assert missing.returncode == 2 and "cannot be read" in missing.stderr
