@@ -11,7 +11,6 @@ experts on disk, what was missed at the disk's rate, if that takes longer. Media
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import statistics
 import time
@@ -24,7 +23,7 @@ from smoe_cli import _core, sizes, tables
 from smoe_cli.bench import machine
 from smoe_cli.bench.model import describe_vault
 
-SAMPLING = {"temperature": 1.0, "top_k": 50}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 50}
 BUCKETS = ("attention", "router", "expert_compute", "expert_wait", "head", "sampler", "other")
 
 
@@ -51,14 +50,14 @@ class Bench:
         experts and bytes read as averages of all passes."""
         passes = self.options.warm + self.options.steps
         ids = np.random.default_rng(round_).integers(3, self.vault["vocab"], size)
-        begin = functools.partial(self.engine.start, max_tokens=passes + 1, bias=self.eos, **SAMPLING)
-        running = [begin([int(one)], session=f"s{n}", seed=1000 * round_ + n) for n, one in enumerate(ids)]
+        asks = [{**SAMPLING, "bias": self.eos, "session": f"s{n}", "seed": 1000 * round_ + n} for n in range(size)]
+        running = [self.engine.start([int(one)], passes + 1, **more) for one, more in zip(ids, asks, strict=True)]
         times = []
         for _ in range(passes + 1):
             began = time.perf_counter()
             self.engine.step()
             times.append((time.perf_counter() - began) * 1e3)
-        outcomes = [one.outcome for one in running]
+        outcomes = [one.outcome or {} for one in running]
         assert all(outcome["generated_tokens"] == passes + 1 for outcome in outcomes)
         total = {key: sum(outcome[key] for outcome in outcomes) for key in ("hits", "misses", "read_bytes")}
         whole = sum(self.engine.buckets().values())
