@@ -49,6 +49,7 @@ py::dict predict(const std::string& path, double seconds, const py::kwargs& opti
   check(resolve_window(&launch));
   EngineOptions& engine = launch.engine;
   const VaultFile vault = check(open_vault(path, engine.scout));
+  engine.scout = vault.scout_path;
   const Plan plan = check(plan_here(vault.model, &engine.plan, engine.ledger));
   const ModelSpec model = as_run(vault.model, engine.plan);
   const Rates rates = check([&] {

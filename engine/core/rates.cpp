@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <set>
 #include <vector>
 
@@ -125,9 +126,17 @@ Status measure_disk(const ModelSpec& model, const EngineOptions& o, double secon
   if (o.io == IoBackend::uring) probe.kind = ReaderKind::uring;
   if (o.io == IoBackend::pread) probe.kind = ReaderKind::pread;
   probe.seconds = seconds / 3;
+  // A dense model has no records: what is read is its trunk, once, when the engine starts.
   const bool dense = record == 0;
-  if (dense) record = kDenseRead;
-  SMOE_ASSIGN(const DiskSpeed several, probe_disk(o.vault, record, probe));
+  const std::string& file = dense ? o.scout : o.vault;
+  if (dense) {
+    std::error_code error;
+    const uintmax_t size = std::filesystem::file_size(file, error);
+    if (error) return Status(Code::io, "cannot open " + file + ": " + error.message());
+    record = std::min<uint64_t>(kDenseRead, size / kIoAlignment * kIoAlignment);
+    if (record == 0) return Status::ok();  // nothing to speak of
+  }
+  SMOE_ASSIGN(const DiskSpeed several, probe_disk(file, record, probe));
   r->disk_read_bytes_s = several.read_bytes_s;
   r->direct_io = several.direct;
   if (dense) return Status::ok();

@@ -24,8 +24,8 @@ struct Rates {
   double hand_out_s = 0;                       // handing one parallel loop to all threads
 };
 
-// Takes about `seconds` altogether. `options` chooses threads, ISA, backend and read mode. A model that is not read
-// from disk has no disk rates. Errors: Code::io, Code::resources.
+// Takes about `seconds` altogether. `options` chooses threads, ISA, backend, read mode, and names both files. A
+// dense model's disk rate is that of its trunk. Errors: Code::io, Code::resources.
 Result<Rates> measure_rates(const ModelSpec& model, const EngineOptions& options, double seconds);
 
 }  // namespace smoe

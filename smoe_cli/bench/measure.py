@@ -18,7 +18,6 @@ from smoe_cli.bench.programs import Ours, Peer, Program
 T = TypeVar("T")
 
 PROBE_S = 0.3
-DENSE_PROBE_BYTES = 1 << 20
 WARM_UP_STEPS = 8
 
 # Where a token's time goes, as the engine accounts for it: they add up to the time that it says a request took.
@@ -55,6 +54,7 @@ class Work:
     repeat: int
     vault: Path
     active_bytes: int  # what a token reads from memory
+    probed: Path  # the file that reads are measured on, and how much is read at once
     record_bytes: int
     grows: bool = False  # one conversation a round, grown to each of the sizes in turn
     buckets: bool = False  # where a token's time goes
@@ -175,8 +175,7 @@ def one_run(program: Ours, work: Work, round_: int, count: int) -> dict[str, Any
 
 def probe_disk(work: Work) -> float:
     """Bytes per second of whole-record reads, as the engine reads them."""
-    record = work.record_bytes or min(DENSE_PROBE_BYTES, work.vault.stat().st_size)
-    return float(_core.probe_disk(str(work.vault), record, PROBE_S)["read_bytes_s"])
+    return float(_core.probe_disk(str(work.probed), work.record_bytes, PROBE_S)["read_bytes_s"])
 
 
 def total(counters: list[dict[str, float]]) -> dict[str, float]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from smoe_cli.bench.programs import Peer
     from smoe_cli.registry import Vault
 
+DENSE_PROBE_BYTES = 1 << 20
+PAGE = 4096
+
 
 @engine_flags
 def command(
@@ -94,8 +97,10 @@ def make_work(vault: Vault, counts: list[int], gen: int, repeat: int, text: Path
         raise UsageError("--random and --text both say what to feed", "give one of them")
     about = describe_vault(vault.path)
     ids = RandomIds(about["vocab"]) if random else text_ids(vault.tokenizer_dir, text)
-    record = max(about["record_bytes"], default=0)
-    return Work(ids, counts, gen, repeat, vault.path, about["active_bytes"], record)
+    probed, record = vault.path, max(about["record_bytes"], default=0)
+    if not record:  # a dense model's disk is read once, for its trunk
+        probed, record = vault.scout, min(DENSE_PROBE_BYTES, vault.scout.stat().st_size // PAGE * PAGE)
+    return Work(ids, counts, gen, repeat, vault.path, about["active_bytes"], probed, record)
 
 
 def _energy() -> Any:

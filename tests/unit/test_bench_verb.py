@@ -69,6 +69,19 @@ def test_json_is_one_value_with_every_figure(vault: Path, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_dense_model_is_planned_and_measured(tiny_vault: Callable[..., tuple[Path, Path]]) -> None:
+    """It has no records: the disk that counts is that of its trunk."""
+    _, dense = tiny_vault("llama", "q8")
+    done = bench(dense, "--prompt-tokens", "4", "--gen", "2", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["hit_rate"] is None and result["disk_read_bytes_s"] > 0
+    command = [sys.executable, "-m", "smoe_cli", "plan", str(dense), "--json"]
+    plan = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert plan["disk_read_bytes_s"] > 0 and plan["predicted_decode_tok_s"] > 0
+    assert plan["all_experts_bytes"] == 0
+
+
 def test_people_get_a_table_and_progress_apart(vault: Path) -> None:
     done = bench(vault, "--prompt-tokens", "4", "--gen", "2", "--repeat", "2")
     assert done.returncode == 0, done.stderr
