@@ -14,7 +14,7 @@ from smoe_cli.bench.measure import medians
 from smoe_cli.bench.sweep import Arm
 
 LEAST_GAIN = 0.01  # less than this is not worth a word
-CONFIDENCE = 0.95
+CONFIDENCE = 0.99  # many arms are compared: with 95% one in twenty would differ by chance
 FIGURES = ("decode_tok_s", "prefill_tok_s", "ttft_ms", "hit_rate", "read_bytes_per_token")
 
 
@@ -78,6 +78,6 @@ def recommend(rows: list[dict[str, Any]], most_kl: float) -> tuple[str, str]:
         return reference["arm"], f"Keep {reference['arm']}: no other arm is measurably faster at this quality{few}."
     best = max(faster, key=lambda row: row["ratio"])
     gain = f"{100 * (best['ratio'] - 1):.0f}% faster than {reference['arm']}"
-    spread = f"{100 * (best['ratio_low'] - 1):.0f} to {100 * (best['ratio_high'] - 1):.0f}%, 95% sure"
+    spread = f"{100 * (best['ratio_low'] - 1):.0f} to {100 * (best['ratio_high'] - 1):.0f}%, 99% sure"
     cost = f", at KL {best['kl_mean']:.4f}" if best["kl_mean"] else ", with the same output"
     return best["arm"], f"Use {best['arm']}: {gain} ({spread}){cost}."

@@ -32,7 +32,7 @@ class Goal(StrEnum):
 def command(
     model: Annotated[str | None, typer.Argument(help="A vault's id, or a path to a .smoe.")] = None,
     arm: Annotated[list[str] | None, typer.Option(help="key=v1,v2,...: settings to combine.")] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Times each arm runs; they take turns.")] = 6,
+    rounds: Annotated[int, typer.Option(min=3, help="Times each arm runs; they take turns.")] = 8,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
     gen: Annotated[int, typer.Option(min=1, help="Tokens decoded after it.")] = 64,
     text: Annotated[Path | None, typer.Option(help="A text to feed (default: a sample).")] = None,
