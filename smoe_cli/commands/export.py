@@ -19,8 +19,8 @@ def command(
     to: Annotated[str, typer.Option("--to", help="gguf, mlx or safetensors.")],
     out: Annotated[Path | None, typer.Option("--out", help="File or folder to write; named after the vault.")] = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", help="Of safetensors: bf16 f16 f32, for what is quantised in the vault.")
-    ] = "bf16",
+        str, typer.Option("--dtype", help="Of safetensors: bf16 (default) f16 f32, for what is quantised in the vault.")
+    ] = "",
     vault_dir: VaultDir = None,
     as_json: Json = False,
 ) -> None:

@@ -84,19 +84,15 @@ class Count:
 
 
 @contextmanager
-def file_errors() -> Iterator[None]:
+def file_errors(hint: str = "the same command continues when this is put right") -> Iterator[None]:
     """What the operating system refuses, as members of the error tree: a full disk is one of resources."""
     try:
         yield
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"{where}no room left on the disk", "free some space; the same command continues"
-            ) from error
-        raise SmoeError(
-            f"{where}{error.strerror or error}", "the same command continues when this is put right"
-        ) from error
+            raise ResourceError(f"{where}no room left on the disk", hint) from error
+        raise SmoeError(f"{where}{error.strerror or error}", hint) from error
 
 
 @file_errors()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,12 @@ from test_packed import mlx_folder
 from tokenizers import Tokenizer
 from tokenizers_made import byte_level, llama_like, save
 
-from smoe_cli.convert.export.run import export
+from smoe_cli.convert.export.run import PART, export
 from smoe_cli.convert.gguf.file import read_gguf
 from smoe_cli.convert.run import Options, convert, prepare
 from smoe_cli.convert.safetensors import read_header
 from smoe_cli.convert.ui import Quiet
-from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.errors import ResourceError, UnsupportedError, UsageError
 from smoe_cli.families.spec import load_families
 
 
@@ -34,7 +36,7 @@ def vault_of(source: Path, out: Path, quant: str = "") -> Path:
 
 def exported(vault: Path, to: str, out: Path, dtype: str = "f32") -> Path:
     seen: list[tuple[int, int]] = []
-    total = export(vault, to, out, dtype, lambda done, whole: seen.append((done, whole)))
+    total = export(vault, to, out, dtype if to == "safetensors" else "", lambda done, whole: seen.append((done, whole)))
     assert seen and seen[-1][0] <= seen[-1][1] and total > 0
     return out
 
@@ -143,7 +145,39 @@ def test_what_cannot_be_written_is_refused_before_a_byte(tmp_path: Path) -> None
         exported(vault, "safetensors", tmp_path / "c")
     fake.config |= {"moe_intermediate_size": 32}
     write_tokenizer(tmp_path / "src")
-    assert not list(tmp_path.glob("*.part")) and not (tmp_path / "a").exists()
+    with pytest.raises(UsageError, match="--dtype is of safetensors"):
+        export(vault, "gguf", tmp_path / "d", "f16", lambda done, whole: None)
+    assert not list(tmp_path.glob("*part")) and not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("to", ["gguf", "safetensors"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_an_export_that_is_stopped_leaves_nothing_and_what_a_killed_one_left_is_not_mixed_in(
+    tmp_path: Path, to: str, error: BaseException
+) -> None:
+    vault = vault_of(fake_of("qwen3_moe").write(tmp_path / "src"), tmp_path, "q8")
+    out = tmp_path / "new" / "folder" / "m"
+
+    def stop(done: int, whole: int) -> None:
+        raise error
+
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else ResourceError):
+        export(vault, to, out, "", stop)
+    assert list(out.parent.iterdir()) == []
+    left = out.with_name(out.name + PART)
+    left.mkdir()
+    (left / "model-00001-of-00002.safetensors").write_bytes(b"of another model")
+    exported(vault, to, out)
+    assert list(out.parent.iterdir()) == [out]
+    assert not out.is_dir() or [path.name for path in out.glob("model*")] == ["model.safetensors"]
+
+
+def test_an_export_that_has_no_room_is_refused_before_a_byte(tmp_path: Path, monkeypatch: Any) -> None:
+    vault = vault_of(fake_of("qwen3_moe").write(tmp_path / "src"), tmp_path, "q8")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with pytest.raises(ResourceError, match="the export needs"):
+        export(vault, "gguf", tmp_path / "m.gguf", "", lambda done, whole: None)
+    assert not list(tmp_path.glob("*gguf*"))
 
 
 def test_values_of_a_quantised_vault_in_plain_precision(tmp_path: Path) -> None:

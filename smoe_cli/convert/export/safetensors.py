@@ -180,15 +180,13 @@ def shards_of(tensors: dict[str, Made]) -> list[dict[str, Made]]:
 def write_folder(
     folder: Path, tensors: dict[str, Made], config: dict[str, Any], vault: VaultReader, metadata: dict[str, str]
 ) -> Iterator[int]:
-    """config.json, shards with their index, tokenizer files; yields the bytes written so far. The folder appears whole
-    or not at all."""
-    part = folder.with_name(folder.name + ".part")
-    part.mkdir(parents=True, exist_ok=True)
+    """config.json, shards with their index, tokenizer files; yields the bytes written so far."""
+    folder.mkdir()
     shards, done = shards_of(tensors), 0
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        with (part / name).open("wb") as file:
+        with (folder / name).open("wb") as file:
             file.write(_header(shard, metadata))
             for made in shard.values():
                 data = made.data()
@@ -199,12 +197,11 @@ def write_folder(
         weight_map |= dict.fromkeys(shard, name)
     if len(shards) > 1:
         index = {"metadata": {"total_size": done}, "weight_map": weight_map}
-        (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), "utf-8")
-    (part / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), "utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
     for name in vault.manifest["tokenizer"]["files"]:
-        (part / name).parent.mkdir(parents=True, exist_ok=True)
-        (part / name).write_bytes((vault.tokenizer_dir / name).read_bytes())
-    part.replace(folder)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((vault.tokenizer_dir / name).read_bytes())
 
 
 def _header(shard: dict[str, Made], metadata: dict[str, str]) -> bytes:

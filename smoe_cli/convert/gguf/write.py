@@ -73,9 +73,8 @@ def header(metadata: dict[str, Typed], tensors: list[Out]) -> bytes:
 
 
 def write_gguf(path: Path, metadata: dict[str, Typed], tensors: list[Out]) -> Iterator[int]:
-    """Writes the file, which appears whole or not at all; yields the bytes written after each tensor."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    """Writes the file; yields the bytes written after each tensor."""
+    with path.open("wb") as file:
         _padded(file, header(metadata, tensors))
         for out in tensors:
             written = 0
@@ -85,7 +84,6 @@ def write_gguf(path: Path, metadata: dict[str, Typed], tensors: list[Out]) -> It
             assert written == out.nbytes, f"{out.name}: {written} bytes for {out.nbytes}"
             file.write(bytes(-written % ALIGNMENT))
             yield file.tell()
-    part.replace(path)
 
 
 def _padded(file: BinaryIO, data: bytes) -> None:
