@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +18,13 @@ from smoe_cli import console, settings
 from smoe_cli.commands.options import Json
 from smoe_cli.commands.progress import Meter
 from smoe_cli.commands.verify import verify_or_fail
+from smoe_cli.errors import UsageError
 from smoe_cli.sizes import show
 
 if TYPE_CHECKING:  # at run time these are imported by the command itself, so that its --help answers at once
     from smoe_cli.convert.calibrate import Importance
     from smoe_cli.convert.plan import Fallback
-    from smoe_cli.convert.run import Job, Options
+    from smoe_cli.convert.run import Job
 
 
 class TerminalUi:
@@ -64,34 +67,66 @@ def _reason(fallback: Fallback) -> str:
     return f"rows of {fallback.cols} do not divide for {fallback.wanted}"
 
 
-class SilentUi:
-    """For the vault that only reads the calibration text."""
+class CalibrationUi:
+    """For the vault that only reads the calibration text: a meter, no words."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.progress = meter.update
 
     def notice(self, text: str) -> None: ...
     def planned(self, job: Job) -> None: ...
-    def progress(self, done_bytes: int, total_bytes: int) -> None: ...
 
 
-def _importance(options: Options, text: Path) -> Importance:
+def _importance(job: Job, text: Path) -> Importance:
     """What matters in each matrix when the model reads the text: counted by a vault of 8-bit weights, made for it in
-    the target folder and removed again."""
-    from smoe_cli import registry
-    from smoe_cli.bench.ids import text_ids
-    from smoe_cli.bench.quality import Progress
-    from smoe_cli.convert.calibrate import collect
-    from smoe_cli.convert.run import Options, convert, file_errors, prepare
+    the target folder and removed again. What can be refused is refused before that vault is made; interrupted or
+    killed, it stays for the next run. Of a vault that is there already only the text's name is needed."""
+    from smoe_cli.convert.calibrate import Importance, collect, name_of
+    from smoe_cli.convert.encodings import SOURCE
+    from smoe_cli.convert.run import Options, convert, prepare, require_target
 
-    ui = SilentUi()
-    with file_errors():
-        options.out_dir.mkdir(parents=True, exist_ok=True)
-        held = tempfile.TemporaryDirectory(prefix=".calibrate-", dir=options.out_dir)
-    with held as folder:
-        console.say("calibrating: an 8-bit vault first, then the text")
-        job = prepare(Options(options.source, Path(folder), "calibrate", "q8", jobs=options.jobs), ui)
-        convert(job, ui)
-        ids = text_ids(registry.open_vault(job.vault).tokenizer_dir, text).ids
-        reading = Progress(len(ids), console.say, "calibrating")
-        return collect(job.vault, ids, reading.at)
+    options = job.options
+    if options.quant == SOURCE and not options.roles:
+        raise UsageError(
+            "--calibrate weighs what is quantised anew, and --quant source keeps what is there",
+            "give another --quant, such as q4",
+        )
+    require_target(job)
+    ids = _ids(job, text)
+    if job.vault.exists() and not options.fresh:
+        return Importance({}, name_of(ids), len(ids))
+    console.say("calibrating: an 8-bit vault first, then the text")
+    meter = Meter("8-bit vault")
+    made, folder = CalibrationUi(meter), options.out_dir / f".calibrate-{job.stem}"
+    try:
+        with meter:
+            eight = prepare(Options(options.source, folder, "calibrate", "q8", (), options.jobs, options.fresh), made)
+            try:
+                convert(eight, made)
+            except UsageError:  # what an earlier run left is of another source
+                shutil.rmtree(folder)
+                eight = prepare(eight.options, made)
+                convert(eight, made)
+        found = collect(eight.vault, ids, _reading(len(ids)))
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder)
+    return found
+
+
+def _ids(job: Job, text: Path) -> list[int]:
+    from smoe_cli.bench.ids import text_ids
+    from smoe_cli.convert.tokenizer import write_files
+
+    with tempfile.TemporaryDirectory(prefix="smoe-tokenizer-") as folder:
+        return text_ids(write_files(job.files, Path(folder), "text"), text).ids
+
+
+def _reading(total: int) -> Callable[[int], None]:
+    from smoe_cli.bench.quality import Progress
+
+    return Progress(total, console.say, "calibrating").at
 
 
 def command(
@@ -137,7 +172,7 @@ def command(
             result = report(job)
         else:
             if calibrate is not None:
-                job.options = replace(job.options, importance=_importance(options, calibrate))
+                job.options = replace(job.options, importance=_importance(job, calibrate))
             with meter:
                 result = convert(job, ui)
     except KeyboardInterrupt:

@@ -53,8 +53,11 @@ def collect(vault: Path, ids: list[int], progress: Callable[[int], None]) -> Imp
         sums = engine.column_sums()
     except _core.CoreError as error:
         raise from_core(error) from error
-    digest = hashlib.sha256(np.asarray(ids, np.int32).tobytes()).hexdigest()[:16]
-    return Importance(_averages(sums), digest, len(ids))
+    return Importance(_averages(sums), name_of(ids), len(ids))
+
+
+def name_of(ids: list[int]) -> str:
+    return hashlib.sha256(np.asarray(ids, np.int32).tobytes()).hexdigest()[:16]
 
 
 def _averages(sums: Mapping[str, tuple[NDArray[np.float64], int]]) -> dict[str, Columns]:

@@ -140,7 +140,7 @@ def convert(job: Job, ui: Ui) -> dict[str, Any]:
 def _convert(job: Job, ui: Ui) -> dict[str, Any]:
     options, checkpoint = job.options, job.checkpoint
     start = time.monotonic()
-    _require_target(job)
+    require_target(job)
     fingerprint, stamp = checkpoint.fingerprint(), checkpoint.stamp()
     source = {"fingerprint": fingerprint, "kind": checkpoint.kind, "bytes": checkpoint.source_bytes, "stamp": stamp}
     source |= checkpoint.facts
@@ -150,7 +150,6 @@ def _convert(job: Job, ui: Ui) -> dict[str, Any]:
         _require_same(job, source)
         ui.notice(f"{job.vault} is up to date")
         return report(job) | {"unchanged": True}
-    _require_room(job)
     begun_as = _job_fingerprint(job, source)
     with VaultWrite(
         job.plan, checkpoint.reader, options.out_dir, job.stem, begun_as, _jobs(options), options.importance
@@ -252,8 +251,8 @@ def _require_same(job: Job, source: dict[str, Any]) -> None:
         raise UsageError(f"{job.vault} exists, made with other encodings", hint)
 
 
-def _require_target(job: Job) -> None:
-    """The target folder exists and takes files."""
+def require_target(job: Job) -> None:
+    """The target folder exists, takes files, and has room unless the vault is there already."""
     folder = job.options.out_dir
     probe = folder / f".{job.stem}.probe"
     try:
@@ -264,6 +263,8 @@ def _require_target(job: Job) -> None:
         raise SmoeError(
             f"{folder} cannot be written to: {error.strerror}", "choose another folder with --out"
         ) from error
+    if job.options.fresh or not job.vault.exists():
+        _require_room(job)
 
 
 def _require_room(job: Job) -> None:

@@ -197,7 +197,7 @@ def manifest_entry(files: TokenizerFiles) -> dict[str, Any]:
     return {"files": entries, "template_sha256": hashlib.sha256(template).hexdigest() if template is not None else None}
 
 
-def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> None:
+def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> Path:
     """Write the files to a part folder, which the writer's ``finish`` renames."""
     part = out_dir / f"{stem}.tokenizer.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -206,6 +206,7 @@ def write_files(files: TokenizerFiles, out_dir: Path, stem: str) -> None:
         (part / name).write_bytes(data)
         _fsync(part / name)
     _fsync(part)
+    return part
 
 
 def _fsync(path: Path) -> None:

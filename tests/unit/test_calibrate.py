@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import FakeCheckpoint, config_of, write_tokenizer
 
 from smoe_cli import _core
+from smoe_cli.commands.convert import command
 from smoe_cli.convert.calibrate import PRIOR_ROWS, _averages, collect
 from smoe_cli.convert.run import Options, convert, prepare
 from smoe_cli.convert.ui import Quiet
@@ -114,3 +116,54 @@ def test_the_command_calibrates_and_cleans_up(source: Path, tmp_path: Path) -> N
     assert "2 bits without --calibrate" in bare.stderr
     missing = subprocess.run([*command, "--calibrate", str(tmp_path / "no")], cwd=ROOT, capture_output=True, text=True)
     assert missing.returncode == 2 and "cannot be read" in missing.stderr
+
+
+def test_a_text_is_judged_before_anything_is_made_of_it(source: Path, tmp_path: Path, capsys: Any) -> None:
+    empty, binary, out = tmp_path / "empty", tmp_path / "binary", tmp_path / "v"
+    empty.write_text("")
+    binary.write_bytes(b"\xff\xfe" * 100)
+    for text in (empty, binary, tmp_path, tmp_path / "no"):
+        with pytest.raises(UsageError, match=r"cannot be read|has no text"):
+            command(source, out=out, name="m", quant="q4", calibrate=text)
+        assert "8-bit" not in capsys.readouterr().err and not list(out.iterdir())
+    with pytest.raises(UsageError, match="source keeps what is there"):
+        command(source, out=out, name="m", quant="source", calibrate=empty)
+
+
+def test_a_calibration_that_is_stopped_continues_and_a_finished_one_is_not_repeated(
+    source: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "v"
+    text.write_text("one two three four " * 40)
+    made: list[float] = []
+
+    def stop(vault: Path, *_: Any) -> None:
+        made.append(vault.stat().st_mtime_ns)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("smoe_cli.convert.calibrate.collect", stop)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                command(source, out=out, name="m", quant="q4", calibrate=text)
+    assert made[0] == made[1]  # the 8-bit vault was kept
+    command(source, out=out, name="m", quant="q4", calibrate=text)
+    assert sorted(path.name for path in out.iterdir()) == ["m.scout.safetensors", "m.smoe", "m.tokenizer"]
+    capsys.readouterr()
+    command(source, out=out, name="m", quant="q4", calibrate=text)
+    said = capsys.readouterr().err
+    assert "up to date" in said and "calibrating" not in said
+    text.write_text("five six " * 40)
+    with pytest.raises(UsageError, match="calibrated with another text"):
+        command(source, out=out, name="m", quant="q4", calibrate=text)
+
+
+def test_what_a_stopped_calibration_of_another_source_left_is_replaced(source: Path, tmp_path: Path, q8: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "v"
+    text.write_text("one two three four " * 40)
+    other = tmp_path / "other"
+    FakeCheckpoint(config_of("mixtral"), seed=9).write(other)
+    write_tokenizer(other)
+    convert(prepare(Options(other, out / ".calibrate-m", "calibrate", "q8"), Quiet()), Quiet())
+    command(source, out=out, name="m", quant="q4", calibrate=text)
+    assert (out / "m.smoe").is_file() and not (out / ".calibrate-m").exists()
