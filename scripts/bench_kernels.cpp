@@ -1,12 +1,15 @@
-// Speed of the matrix kernels on one thread: bench_kernels [isa] [rows] [cols] [MiB of weights] [encodings]
-// tokens = 1 reads weights that do not fit a cache (decode: GB/s of weight bytes); tokens = 32 uses one matrix that
-// does (prefill: useful 10^9 operations a second, two for each weight and token).
+// Speed of the matrix kernels: bench_kernels [isa] [rows] [cols] [MiB of weights] [encodings, or all] [threads]
+// 1, 2, 4 and 8 tokens read weights that do not fit a cache (decode, GB/s of weight bytes), each thread the same share
+// of every matrix's rows; then the same on one thread with one matrix that does, and 32 tokens (prefill, useful 10^9
+// operations a second, two for each weight and token). Best passes.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -49,27 +52,61 @@ Inputs make_inputs(const Kernels& k, ActFormat f, size_t tokens, uint64_t rows, 
   return in;
 }
 
-// Best seconds for one pass over all copies.
-double best_pass(const Kernels& k, Encoding e, const std::vector<uint8_t>& weights, size_t copies, uint64_t rows,
-                 uint64_t cols, size_t tokens) {
-  const ActFormat f = act_format(e);
-  Inputs in = make_inputs(k, f, tokens, rows, cols);
-  double best = 1e9, total = 0;
-  for (int pass = 0; pass < 200 && (pass < 3 || total < 0.6); ++pass) {
-    const double start = seconds();
-    for (size_t c = 0; c < copies; ++c) {
-      const Layout layout = f == ActFormat::none ? Layout::rows : Layout::panel16;
-      const Matrix w = {e, layout, rows, cols, weights.data() + weights.size() / copies * c};
-      if (f == ActFormat::none) {
-        k.matmul_f32(w, in.x.data(), cols, nullptr, tokens, 0, rows, in.y.data(), rows);
-      } else {
-        k.matmul_q8(w, in.acts.data(), nullptr, tokens, 0, rows, in.y.data(), rows);
-      }
+struct Job {
+  const Kernels& k;
+  Encoding e;
+  const std::vector<uint8_t>& weights;  // [copies][rows, cols]
+  size_t copies;
+  uint64_t rows, cols;
+};
+
+// Rows [row0, row1) of every copy.
+void pass(const Job& job, Inputs& in, size_t tokens, uint64_t row0, uint64_t row1) {
+  const bool plain = act_format(job.e) == ActFormat::none;
+  for (size_t c = 0; c < job.copies; ++c) {
+    const Matrix w = {job.e, plain ? Layout::rows : Layout::panel16, job.rows, job.cols,
+                      job.weights.data() + job.weights.size() / job.copies * c};
+    if (plain) {
+      job.k.matmul_f32(w, in.x.data(), job.cols, nullptr, tokens, row0, row1, in.y.data(), job.rows);
+    } else {
+      job.k.matmul_q8(w, in.acts.data(), nullptr, tokens, row0, row1, in.y.data(), job.rows);
     }
+  }
+}
+
+// Best seconds for one pass over all copies by `threads` threads, which begin each pass together.
+double best_pass(const Job& job, size_t tokens, size_t threads = 1) {
+  Inputs in = make_inputs(job.k, act_format(job.e), tokens, job.rows, job.cols);
+  std::atomic<size_t> begun{0}, done{0};
+  std::atomic<bool> stop{false};
+  const uint64_t share = (job.rows / threads + 15) / 16 * 16;
+  const auto work = [&](size_t thread) {
+    pass(job, in, tokens, std::min(job.rows, share * thread), std::min(job.rows, share * (thread + 1)));
+  };
+  std::vector<std::thread> helpers;
+  for (size_t thread = 1; thread < threads; ++thread) {
+    helpers.emplace_back([&, thread] {
+      for (size_t next = 1;; ++next) {
+        while (begun.load() < next && !stop.load()) std::this_thread::yield();
+        if (stop.load()) return;
+        work(thread);
+        ++done;
+      }
+    });
+  }
+  double best = 1e9, total = 0;
+  for (size_t n = 0; n < 200 && (n < 3 || total < 0.6); ++n) {
+    const double start = seconds();
+    done = 0;
+    ++begun;
+    work(0);
+    while (done.load() < threads - 1) std::this_thread::yield();
     const double elapsed = seconds() - start;
     best = std::min(best, elapsed);
     total += elapsed;
   }
+  stop = true;
+  for (std::thread& helper : helpers) helper.join();
   return best;
 }
 
@@ -85,20 +122,26 @@ int main(int argc, char** argv) {
   const uint64_t rows = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 768;
   const uint64_t cols = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 2048;
   const uint64_t mib = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 256;
-  std::printf("isa %s, rows %llu, cols %llu, one thread\n", k.name, static_cast<unsigned long long>(rows),
-              static_cast<unsigned long long>(cols));
+  const std::string names = argc > 5 ? argv[5] : "all";
+  const size_t threads = argc > 6 ? std::max(1ul, std::strtoul(argv[6], nullptr, 10)) : 1;
+  std::printf("isa %s, rows %llu, cols %llu, threads %zu\n", k.name, static_cast<unsigned long long>(rows),
+              static_cast<unsigned long long>(cols), threads);
   for (const Encoding e : all_encodings()) {
-    if (argc > 5 && std::string(argv[5]).find(encoding_info(e).name) == std::string::npos) continue;
+    if (names != "all" && names.find(encoding_info(e).name) == std::string::npos) continue;
     const uint64_t bytes = rows * row_bytes(e, cols);
     const size_t copies = std::max<size_t>(1, (mib << 20) / bytes);
     const auto weights = make_weights(e, rows, cols, copies);
-    const double one = best_pass(k, e, weights, copies, rows, cols, 1) / static_cast<double>(copies);
     const std::vector<uint8_t> single(weights.begin(), weights.begin() + static_cast<ptrdiff_t>(bytes));
-    const double cached = best_pass(k, e, single, 1, rows, cols, 1);
-    const double many = best_pass(k, e, single, 1, rows, cols, 32);
-    const double ops = 2.0 * static_cast<double>(rows * cols);
-    std::printf("%-7s tokens 1: %6.1f GB/s from memory, %6.1f GB/s from cache, %6.0f GOP/s; tokens 32: %6.0f GOP/s\n",
-                encoding_info(e).name, static_cast<double>(bytes) / one / 1e9,
-                static_cast<double>(bytes) / cached / 1e9, ops / cached / 1e9, 32 * ops / many / 1e9);
+    std::printf("%-7s GB/s", encoding_info(e).name);
+    for (const bool cached : {false, true}) {
+      const Job job = {k, e, cached ? single : weights, cached ? 1 : copies, rows, cols};
+      std::printf(cached ? ", from cache" : " from memory, tokens");
+      for (const size_t tokens : {1, 2, 4, 8}) {
+        const double best = best_pass(job, tokens, cached ? 1 : threads);
+        std::printf(" %zu: %5.1f", tokens, static_cast<double>(job.weights.size()) / best / 1e9);
+      }
+    }
+    const double many = best_pass({k, e, single, 1, rows, cols}, 32);
+    std::printf("; tokens 32: %5.0f GOP/s\n", 2.0 * 32 * static_cast<double>(rows * cols) / many / 1e9);
   }
 }

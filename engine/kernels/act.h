@@ -38,13 +38,15 @@ inline constexpr uint32_t kNotFinite = 0x7f800000;  // magnitudes at or above: i
 inline constexpr uint32_t kQuietNan = 0x7fc00000;
 
 // What a tile function of an ISA works on, P panels times T tokens: the first panel's bytes, bytes from panel to panel,
-// blocks in a row, the tokens' activations; out[(p * T + t) * 16 + lane].
+// blocks in a row, the tokens' activations; out[(p * T + t) * 16 + lane]. Ahead: the weights come from memory and are
+// prefetched.
 struct Tile {
   const uint8_t* w;
   size_t panel, blocks;
   const uint8_t* const* acts;
   float* out;
   Encoding encoding;
+  bool ahead;
 };
 
 template <class Act, int T>

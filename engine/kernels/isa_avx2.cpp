@@ -83,7 +83,7 @@ struct Q8_0 {
     for (int t = 0; t < T; ++t) acc[t] = set(0.0f);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
+      if (job.ahead) prefetch(w, kBlock);
       Ints<T> dot;
       clear<T>(dot);
 #pragma GCC unroll 1  // see sum_nibbles
@@ -159,7 +159,7 @@ struct Q4_0 {
     const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
+      if (job.ahead) prefetch(w, kBlock);
       Ints<T> dot;
       sum_nibbles<T>(w + 32, act, b, 0, dot);
 #pragma GCC unroll 4
@@ -188,7 +188,7 @@ struct Q4_K {
       Ints<T> total;
       clear<T>(total);
       for (size_t s = 0; s < 8; ++s) {
-        if (T == 1) prefetch(w + 256 * s, s == 7 ? 512 : 256);
+        if (job.ahead) prefetch(w + 256 * s, s == 7 ? 512 : 256);
         Ints<T> sum;
         sum_nibbles<T>(w + 256 * (s + 1), act, b, 32 * s, sum);
         const I twice = bit_or(scales.scale[s], shift_left<16>(scales.scale[s]));
@@ -234,13 +234,13 @@ struct Q6_K {
     for (int t = 0; t < T; ++t) acc[t] = set(0.0f);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, 288);
+      if (job.ahead) prefetch(w, 288);
       Ints<T> total,
           offset;  // of q in 0..63, and the sum of scale times activations that stands 32 times too much in it
       clear<T>(total);
       clear<T>(offset);
       for (size_t s = 0; s < 16; ++s) {
-        if (T == 1) prefetch(w + 288 + 192 * s, 192);
+        if (job.ahead) prefetch(w + 288 + 192 * s, 192);
         sub_block<T>(w, act, b, s, total);
         if (s % 2 == 1) add_offsets<T>(w, act, b, s - 1, offset);
       }
@@ -359,7 +359,7 @@ inline I add_products(I acc, I pairs, const int16_t* two) {
 }
 inline I subtract(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 
-constexpr int kTilePanels = 1, kTileTokens = 4;
+constexpr int kTilePanels = 1, kTileTokens = 4, kStreamTokens = 4;
 
 #include "kernels/panel_tiles.h"
 

@@ -33,7 +33,7 @@ namespace {
 #include "kernels/lanes_kernels.h"
 #include "kernels/lanes_matmul.h"
 
-constexpr size_t kAhead = 4096;  // bytes that a decoding pass prefetches ahead of itself
+constexpr size_t kAhead = 8192;  // bytes that a decoding pass prefetches ahead of itself
 
 inline __m512i weights(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline __m512 halves(const uint8_t* p) { return scales_at(p).v; }
@@ -128,7 +128,7 @@ struct Q8_0 {
     clear(acc);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
+      if (job.ahead) prefetch(w, kBlock);
       __m512i dot[P][T];
       float d_act[T];
 #pragma GCC unroll 8
@@ -163,7 +163,7 @@ struct Q4_0 {
     clear(acc);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
+      if (job.ahead) prefetch(w, kBlock);
       __m512i dot[P][T];
       float d_act[T];
 #pragma GCC unroll 8
@@ -233,7 +233,7 @@ struct Q4_K {
       clear(total);
 #pragma GCC unroll 1  // unrolled, GCC puts off the additions to `total` and spills what they wait for
       for (size_t i = 0; i < 4; ++i) {
-        if (T == 1) prefetch(w + 512 * i, i == 3 ? 768 : 512);
+        if (job.ahead) prefetch(w + 512 * i, i == 3 ? 768 : 512);
         __m512i even[P], odd[P], part[P][T];
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
@@ -286,9 +286,9 @@ struct Q6_K {
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
       __m512i total[P][T];
       clear(total);
-      if (T == 1) prefetch(w, 288);
+      if (job.ahead) prefetch(w, 288);
       for (size_t s = 0; s < 16; ++s) {
-        if (T == 1) prefetch(w + 288 + 192 * s, 192);
+        if (job.ahead) prefetch(w + 288 + 192 * s, 192);
         sub_block<P, T>(w, job.panel, act, b, s, total);
       }
       __m512 d[P];
@@ -338,7 +338,7 @@ constexpr bool kPartsAreWhole = true;
 
 template <int Most, int P, int T>
 inline void add_group(const I (&level)[P], const int8_t* const (&x)[T], I (&part)[P][T]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     const __m512i a = broadcast4(x[t]);
 #pragma GCC unroll 2
@@ -350,7 +350,7 @@ template <int P, int T>
 inline void fold(I (&part)[P][T], const I (&scale)[P], I (&total)[P][T]) {
 #pragma GCC unroll 2
   for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       total[p][t].v = _mm512_add_epi32(total[p][t].v, _mm512_mullo_epi32(part[p][t].v, scale[p].v));
       part[p][t].v = _mm512_setzero_si512();
@@ -363,7 +363,7 @@ inline I add_products(I acc, I pairs, const int16_t* two) {
 }
 inline I subtract(I x, I y) { return {_mm512_sub_epi32(x.v, y.v)}; }
 
-constexpr int kTilePanels = 2, kTileTokens = 4;
+constexpr int kTilePanels = 2, kTileTokens = 4, kStreamTokens = 8;
 
 #include "kernels/panel_tiles.h"
 

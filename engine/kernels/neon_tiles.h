@@ -42,7 +42,7 @@ struct Q8_0 {
     const uint8x16_t flip = vdupq_n_u8(0x80);  // stored with 128 added
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
+      if (job.ahead) prefetch(w, kBlock);
       I dot[T];
       for (int t = 0; t < T; ++t) dot[t] = set(int32_t{0});
       for (size_t g = 0; g < 8; ++g) {
@@ -87,7 +87,7 @@ struct Q4_0 {
     clear(acc);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, kBlock);
+      if (job.ahead) prefetch(w, kBlock);
       I dot[T];
       for (int t = 0; t < T; ++t) dot[t] = set(act[t][b].start8);
       add_nibbles(w + 32, act, b, 0, dot);
@@ -112,7 +112,7 @@ struct Q4_K {
       I total[T], mins[T];
       for (int t = 0; t < T; ++t) total[t] = mins[t] = set(int32_t{0});
       for (size_t s = 0; s < 8; ++s) {
-        if (T == 1) prefetch(w + 256 * s, 256);
+        if (job.ahead) prefetch(w + 256 * s, 256);
         I dot[T];
         for (int t = 0; t < T; ++t) dot[t] = set(int32_t{0});
         add_nibbles(w + 256 * (s + 1), act, b, 32 * s, dot);
@@ -140,11 +140,11 @@ struct Q6_K {
     clear(acc);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, 288);
+      if (job.ahead) prefetch(w, 288);
       I total[T];
       for (int t = 0; t < T; ++t) total[t] = set(int32_t{0});
       for (size_t s = 0; s < 16; ++s) {
-        if (T == 1) prefetch(w + 288 + 192 * s, 192);
+        if (job.ahead) prefetch(w + 288 + 192 * s, 192);
         I dot[T];
         for (int t = 0; t < T; ++t) dot[t] = set(act[t][b].start32[s]);  // stored with 32 added
         sub_block(w + 288 + 192 * s, act, b, 16 * s, dot);
@@ -223,4 +223,4 @@ inline I subtract(I x, I y) {
   return each<I>([&](int i) { return vsubq_s32(x.v[i], y.v[i]); });
 }
 
-constexpr int kTilePanels = 1, kTileTokens = 4;
+constexpr int kTilePanels = 1, kTileTokens = 4, kStreamTokens = 4;

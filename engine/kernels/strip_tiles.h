@@ -11,7 +11,7 @@ template <int P, int T>
 inline void clear_ints(I (&x)[P][T]) {
 #pragma GCC unroll 2
   for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) x[p][t] = set(int32_t{0});
   }
 }
@@ -20,7 +20,7 @@ template <int P, int T>
 inline void clear_floats(F (&x)[P][T]) {
 #pragma GCC unroll 2
   for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) x[p][t] = set(0.0f);
   }
 }
@@ -39,7 +39,7 @@ inline void step_group(const uint8_t* strip, size_t panel, const int8_t* const (
 #pragma GCC unroll 2
   for (int p = 0; p < P; ++p) level[p] = E::template level<Step>(strip + static_cast<size_t>(p) * panel);
   const int8_t* at[T];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int t = 0; t < T; ++t) at[t] = x[t] + step_column<E::kBits>(Step);
   add_group<E::kMost>(level, at, part);
 }
@@ -89,7 +89,7 @@ struct OneScaleTile {
     clear_floats(acc);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += format.block()) {
-      if (T == 1) prefetch(w, format.block());
+      if (job.ahead) prefetch(w, format.block());
       F d[P], base[P];
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
@@ -111,7 +111,7 @@ struct OneScaleTile {
     I part[P][T], total[P][T];
     const int8_t* x[T];
     clear_ints(part);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       x[t] = act[t][k].q;
       const I start = set(start_of<E::kOffset - level_bias(E::kMost)>(act[t][k]));
@@ -121,7 +121,7 @@ struct OneScaleTile {
     add_strip<E, P, T>(strip, panel, x, part, total);
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         const F da = set(act[t][k].d);
         acc[p][t] = fma(to_float(total[p][t]), mul(d[p], da), acc[p][t]);
@@ -147,7 +147,7 @@ struct SuperBlockTile {
     clear_floats(acc);
     const uint8_t* w = job.w;
     for (size_t b = 0; b < job.blocks; ++b, w += kBlock) {
-      if (T == 1) prefetch(w, E::kStrips);
+      if (job.ahead) prefetch(w, E::kStrips);
       SubScales scales[P];
       for (int p = 0; p < P; ++p) E::scales(w + static_cast<size_t>(p) * job.panel, &scales[p]);
       I part[P][T], total[P][T];
@@ -156,7 +156,7 @@ struct SuperBlockTile {
 #pragma GCC unroll 1  // unrolled, GCC puts off the additions to `total` and spills what they wait for
       for (size_t s = 0; s < 8; ++s) {
         const uint8_t* strip = w + E::kStrips + 64 * E::kBits * s;
-        if (T == 1) prefetch(strip, 64 * E::kBits);
+        if (job.ahead) prefetch(strip, 64 * E::kBits);
         const int8_t* x[T];
         for (int t = 0; t < T; ++t) x[t] = act[t][b].q + 32 * s;
         I scale[2][P];
@@ -189,7 +189,7 @@ struct SuperBlockTile {
     for (int p = 0; p < P; ++p) {
       const uint8_t* block = w + static_cast<size_t>(p) * panel;
       const F d = scales_at(block);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         const F da = set(act[t][b].d);
         I whole = total[p][t];
