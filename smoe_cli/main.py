@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from smoe_cli import __version__
-from smoe_cli.errors import EngineError, SmoeError
+from smoe_cli.errors import EngineError, ResourceError, SmoeError
 
 # name -> (module, one line of help). A command module defines ``app``, a function typed for Typer, called ``command``.
 COMMANDS = {
@@ -106,6 +107,11 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(fail(EngineError(f"the compiled part of smoe does not load: {error.msg}", "build it: make build")))
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:  # a file or folder that a command was given, and that the system refuses
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = f"{where}{error.strerror or error}"
+        sys.exit(fail(ResourceError(text, "free some space") if full else SmoeError(text)))
 
 
 if __name__ == "__main__":

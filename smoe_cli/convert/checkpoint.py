@@ -148,7 +148,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _require_checkpoint(folder: Path) -> None:
     """One line on what was looked for, when the folder holds something else or nothing (exit 2)."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", "give a checkpoint folder with config.json and *.safetensors")
+        wrong = "is neither a folder nor a GGUF file nor a vault of S-MoE" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} {wrong}", "give a folder with config.json and *.safetensors, or a .gguf")
     present = {path.name for path in folder.iterdir()}
     looked = f"config.json with {SINGLE} or {INDEX}"
     if "config.json" in present and (SINGLE in present or INDEX in present):

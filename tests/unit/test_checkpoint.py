@@ -221,8 +221,11 @@ def test_c19_one_line_with_what_was_looked_for(tmp_path: Path, files: list[str],
 
 
 def test_c19_other_things_that_are_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a folder"):
+    with pytest.raises(UsageError, match="is not there"):
         open_checkpoint(tmp_path / "missing")
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UsageError, match="neither a folder nor a GGUF"):
+        open_checkpoint(tmp_path / "a.txt")
 
 
 def test_config_that_is_not_json(tmp_path: Path) -> None:

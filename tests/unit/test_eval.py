@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smoe_cli import main
 from smoe_cli.bench import quality
 from smoe_cli.errors import CorruptError, UsageError
 
@@ -133,3 +136,21 @@ def test_refused(vaults: tuple[str, str], tmp_path: Path) -> None:
         done = smoe_eval(vaults[0], *argv)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_the_system_refuses_is_an_error_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(number: int) -> None:
+        def run(**_: object) -> None:
+            raise OSError(number, os.strerror(number), str(tmp_path))
+
+        monkeypatch.setattr(main, "app", run)
+
+    for number, code in ((errno.EEXIST, 1), (errno.ENOSPC, 3)):
+        refuse(number)
+        with pytest.raises(SystemExit) as stop:
+            main.main([])
+        said = capsys.readouterr()
+        assert stop.value.code == code and not said.out
+        assert os.strerror(number) in said.err and str(tmp_path) in said.err.replace("\n", "")
