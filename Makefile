@@ -58,6 +58,7 @@ check-full: check  ## everything: slow tests, sanitizers, fuzzers
 
 # The peer of the speed measurement, built from source for this CPU. Where it stands may be overridden.
 PEER_VENV ?= .venv-peer
+IK_VENV ?= .venv-ik
 BENCH_OUT ?= checkpoints/bench-results
 
 $(PEER_VENV)/bin/python:
@@ -71,9 +72,12 @@ vault/bench.smoe: | setup
 checkpoints/bench.gguf: | vault/bench.smoe
 	$(BIN)/python scripts/bench_model_to_gguf.py vault/bench.smoe $@
 
-bench: checkpoints/bench.gguf $(PEER_VENV)/bin/python  ## measure against llama.cpp (18 GB of disk, a quarter of an hour)
+$(IK_VENV)/bin/python:
+	scripts/build_ik_llama.sh $(IK_VENV)
+
+bench: checkpoints/bench.gguf $(PEER_VENV)/bin/python $(IK_VENV)/bin/python  ## measure against llama.cpp and ik_llama.cpp (18 GB of disk, half an hour)
 	$(BIN)/python scripts/bench_vs_llama.py --vault vault/bench.smoe --gguf checkpoints/bench.gguf \
-	  --peer-python $(PEER_VENV)/bin/python --out $(BENCH_OUT)
+	  --peer-python $(PEER_VENV)/bin/python --ik-python $(IK_VENV)/bin/python --out $(BENCH_OUT)
 
 bench-kernels: setup  ## GB/s and GOP/s of the matrix kernels, one thread
 	build/bench_kernels
