@@ -103,6 +103,13 @@ def pyplot() -> Any:
     return plot
 
 
+def ready(folder: Path | None) -> None:
+    """Before anything is measured: raises what write() would, for want of matplotlib or of a folder."""
+    if folder is not None:
+        pyplot()
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def figure(result: dict[str, Any]) -> Any:
     """Prefill and decode over the prompt's length, medians with their spread, as a matplotlib figure."""
     canvas, axes = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")

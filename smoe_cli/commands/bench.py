@@ -59,6 +59,7 @@ def command(
         work.energy = _energy()
     flags = replace(with_window(engine, vault, max(counts) + gen), instrument=False)
     peers = _peers(vs or [], peer_python or [Path(sys.executable)], flags)
+    report.ready(out)
     result = run(work, flags, peers, sizes.parse(limit) if limit else None)
     if energy and work.energy is None:
         result["energy"] = "unavailable"

@@ -46,7 +46,7 @@ def command(
     engine: EngineFlags = EngineFlags(),
 ) -> None:
     from smoe_cli import console, registry
-    from smoe_cli.bench import compare, sweep, sweep_report
+    from smoe_cli.bench import compare, report, sweep, sweep_report
 
     vault = registry.resolve(model, vault_dir)
     arms = sweep.parse_arms(arm or [], with_window(engine, vault, prompt_tokens + gen))
@@ -56,6 +56,7 @@ def command(
     if not json_output:
         work.say = console.say
     sweep.check(arms, work)
+    report.ready(out)
     sweep.measure(arms, work)
     if any(one.changes_output for one in arms):
         _quality(vault, arms, work, quality_tokens)

@@ -156,6 +156,7 @@ def vocab_of(vault: Path) -> int:
         (["--prompt-tokens", "4", "--vs", "llama.cpp:/nowhere.gguf"], 2, "--vs takes"),
         (["--prompt-tokens", "40", "--ctx", "41", "--gen", "2"], 2, "window is 41"),
         (["--prompt-tokens", "4", "--budget", "1K"], 3, "at least"),
+        (["--prompt-tokens", "4", "--out", "/dev/null/x"], 1, "/dev/null"),
     ],
 )
 def test_refused(vault: Path, argv: list[str], code: int, said: str) -> None:
@@ -163,6 +164,7 @@ def test_refused(vault: Path, argv: list[str], code: int, said: str) -> None:
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr and not done.stdout
+    assert "tok/s" not in done.stderr  # before anything was measured
 
 
 def test_a_text_begins_elsewhere_each_round_and_again_at_its_end() -> None:

@@ -183,7 +183,8 @@ def test_decode_against_gguf(name: str) -> None:
             for at in () if name == "mxfp4" else kept:
                 random[:, start + at : start + at + 2] = data[:, start + at : start + at + 2]
         data = random
-    expected = dequantize(data, GGMLQuantizationType[name.upper()]).astype(np.float32)
+    with np.errstate(over="ignore"):  # mxfp4's largest exponents
+        expected = dequantize(data, GGMLQuantizationType[name.upper()]).astype(np.float32)
     assert np.array_equal(_core.decode(name, data.tobytes(), 7, 768), expected)
 
 
