@@ -58,7 +58,7 @@ def run(engine: Any, ids: list[int], count: int, eos: list[int]) -> tuple[list[i
 
 
 def measure(model: ChatModel, options: argparse.Namespace, name: str) -> dict[str, Any]:
-    common = {"ctx": 2048} | ({"budget": sizes.parse(options.budget)} if options.budget else {})
+    common: dict[str, Any] = {"ctx": 2048} | ({"budget": sizes.parse(options.budget)} if options.budget else {})
     engines = {
         "plain": _core.Engine(str(model.vault), **common),
         "draft": _core.Engine(str(model.vault), **common, draft=options.draft),

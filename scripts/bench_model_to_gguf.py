@@ -29,7 +29,7 @@ from smoe_cli.errors import SmoeError, UsageError, from_core
 Array = np.ndarray[Any, Any]
 GGML = gguf.GGMLQuantizationType
 GGML_TYPES = {
-    name: GGML[name.upper()]
+    name: GGML.__members__[name.upper()]
     for name in _core.encodings()
     if name.upper() in GGML.__members__  # MLX's are not GGUF's
 }

@@ -1,8 +1,8 @@
 // Kernels as the best of this machine, except that each matrix multiplication lasts 5% longer: what a measurement must
 // be able to find. Linked into smoe-engine-slowed only.
-#include <chrono>
-
 #include "kernels/kernels.h"
+
+#include <chrono>
 
 namespace smoe {
 namespace {
