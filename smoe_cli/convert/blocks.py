@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from smoe_cli import _core
 from smoe_cli.convert.safetensors import FileReader, SourceTensor
 
-PLAIN_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-
 
 @dataclass(frozen=True)
 class RowTensor(SourceTensor):

@@ -114,19 +114,7 @@ def together(e: Any, cases: list[Case], stem: str = "s") -> list[Any]:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("draft", ["off", "ngram:15"])
-@pytest.mark.parametrize(
-    ("which", "ring"),
-    [
-        ("vault", 0),
-        ("vault", 6),
-        ("vault", 11),
-        ("windowed", 0),
-        ("latent", 6),
-        ("recurrent", 6),
-        ("delta", 6),
-        ("jamba", 6),
-    ],
-)
+@pytest.mark.parametrize(("which", "ring"), MODELS)
 def test_g10_as_alone(which: str, ring: int, draft: str, isa: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(which)
     options: dict[str, Any] = {"isa": isa, "ring": ring, "draft": draft}

@@ -313,7 +313,7 @@ def with_factors(config: dict[str, Any], factors: dict[str, list[float]], attent
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
     every = factors.get("rope_freqs.weight")
-    positions = next((config[key] for key in ("max_position_embeddings",) if key in config), 1 << 20)
+    positions = config.get("max_position_embeddings", 1 << 20)
     if every:
         rope |= {"rope_type": "longrope", "short_factor": every, "long_factor": every, "attention_factor": 1.0}
         rope["original_max_position_embeddings"] = positions
