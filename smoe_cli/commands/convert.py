@@ -129,8 +129,25 @@ def _reading(total: int) -> Callable[[int], None]:
     return Progress(total, console.say, "calibrating").at
 
 
+def _local(source: str, dry_run: bool) -> Path:
+    """The path of what is to be converted, fetched first where it is named by its place on the hub."""
+    from smoe_cli.convert import hub
+
+    name = hub.parse(source)
+    if name is None:
+        return Path(source)
+    if dry_run:
+        raise UsageError(f"--dry-run writes nothing, and {source} would be fetched", "give a folder or a file")
+    return hub.fetch(name, lambda text: console.say(f"note: {text}"))
+
+
 def command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Checkpoint folder (safetensors), or a .gguf.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="Checkpoint folder (safetensors), a .gguf, or hf:ORG/NAME to fetch from the hub."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="Folder of vaults.")] = None,
     name: Annotated[
         str, typer.Option("--name", help="Id of the vault; SRC's name and the quantisation by default.")
@@ -161,7 +178,7 @@ def command(
 ) -> None:
     from smoe_cli.convert.run import Options, convert, prepare, report
 
-    options = Options(source, out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)
+    options = Options(_local(source, dry_run), out or settings.vault_dir(), name, quant, tuple(role or ()), jobs, fresh)
     meter = Meter("converting")
     ui = TerminalUi(meter)
     job = prepare(options, ui)

@@ -111,7 +111,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     family = match_family(config)
     optional = optional_patterns(family, config)
     scale_block, join = _quantisation(config)
-    names = _files(folder)
+    names = shard_names(folder)
     weight_map = _weight_map(folder)
     missing = [name for name in names if not (folder / name).is_file()]
     _refuse_missing(folder, missing, weight_map, optional)
@@ -149,7 +149,9 @@ def _require_checkpoint(folder: Path) -> None:
     """One line on what was looked for, when the folder holds something else or nothing (exit 2)."""
     if not folder.is_dir():
         wrong = "is neither a folder nor a GGUF file nor a vault of S-MoE" if folder.exists() else "is not there"
-        raise UsageError(f"{folder} {wrong}", "give a folder with config.json and *.safetensors, or a .gguf")
+        raise UsageError(
+            f"{folder} {wrong}", "give a folder with config.json and *.safetensors, a .gguf, or hf:ORG/NAME"
+        )
     present = {path.name for path in folder.iterdir()}
     looked = f"config.json with {SINGLE} or {INDEX}"
     if "config.json" in present and (SINGLE in present or INDEX in present):
@@ -207,7 +209,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return found
 
 
-def _files(folder: Path) -> list[str]:
+def shard_names(folder: Path) -> list[str]:
+    """The weight files of a checkpoint folder: those its index names, else the single default one."""
     return sorted(set(_weight_map(folder).values())) or [SINGLE]
 
 

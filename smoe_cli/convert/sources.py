@@ -32,7 +32,9 @@ def _gguf(path: Path) -> Path | None:
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
     found = sorted(path.glob("*.gguf"))
-    if len({_model(file.name) for file in found}) > 1:
+    from smoe_cli.convert.gguf.file import model_of
+
+    if len({model_of(file.name) for file in found}) > 1:
         names = ", ".join(file.name for file in found[:8])
         raise UsageError(f"{path} holds several GGUF models: {names}", "give one of the files")
     return found[0] if found else None
@@ -49,21 +51,19 @@ def _seismic(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _model(name: str) -> str:
-    from smoe_cli.convert.gguf.file import SPLIT
-
-    match = SPLIT.fullmatch(name)
-    return match[1] if match else name
-
-
 def _begins(path: Path, magic: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(magic)) == magic
 
 
 def model_name(path: Path) -> str:
-    """What a source is called: its folder, or its file without ending and number of a part."""
+    """What a source is called: its folder, or its file without ending and number of a part; a folder of the Hugging
+    Face hub's cache, which has a commit for a name, like its repository."""
+    if path.is_file():
+        from smoe_cli.convert.gguf.file import model_of
+
+        return model_of(path.name)
     resolved = path.resolve()
-    if not resolved.is_file():
-        return resolved.name
-    return _model(resolved.name).removesuffix(resolved.suffix)
+    if resolved.parent.name == "snapshots" and resolved.parents[1].name.startswith("models--"):
+        return resolved.parents[1].name.rsplit("--", 1)[-1]
+    return resolved.name

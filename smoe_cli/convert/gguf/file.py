@@ -185,6 +185,12 @@ def _placed(path: Path, size: int, base: int, found: list[_Found]) -> dict[str, 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
+def model_of(name: str) -> str:
+    """A file's name (or path) without its ending and the number of its part."""
+    match = SPLIT.fullmatch(name)
+    return match[1] if match else name.rpartition(".")[0] or name
+
+
 def parts_of(path: Path) -> list[Path]:
     """All parts of a split file, given any of them; the file alone otherwise. CorruptError lists those not there."""
     match = SPLIT.fullmatch(path.name)
