@@ -39,6 +39,8 @@ struct Codec {
   void (*levels)(const uint8_t* block, Levels* out);
   void (*pack_block)(const uint8_t* block, uint32_t lane, uint8_t* panel_block);    // into a zeroed panel block
   void (*unpack_block)(const uint8_t* panel_block, uint32_t lane, uint8_t* block);  // the inverse
+  // Four neighbours at once, where that is faster; null elsewhere. The importance is that of all four.
+  void (*encode_four)(const float* x, const BlockFit& fit, uint8_t* blocks) = nullptr;
 };
 
 const Codec& codec(Encoding e);  // quantised encodings only

@@ -1,6 +1,7 @@
 #include "quant/fit.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -8,9 +9,17 @@
 #include "quant/uneven.h"
 #include "util/cpu_features.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12's own headers
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 namespace smoe {
 namespace {
 
+#define SMOE_FIT_LANES 8
 namespace any_cpu {
 #include "quant/fit_lanes.h"
 }  // namespace any_cpu
@@ -23,12 +32,35 @@ namespace avx2 {
 }  // namespace avx2
 #pragma GCC pop_options
 
-bool wide() { return cpu_features().avx2; }
-#else
-namespace avx2 = any_cpu;
+#undef SMOE_FIT_LANES
+#define SMOE_FIT_LANES 16
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
+namespace avx512 {
+#include "quant/fit_lanes.h"
+}  // namespace avx512
+#pragma GCC pop_options
 
-bool wide() { return false; }
+// Sixteen lanes where there are sixteen sub-blocks, eight otherwise.
+template <auto Wide, auto Narrow, class... Rest>
+void by_width(const FitInput& in, Rest... rest) {
+  in.subs % avx512::kLanes == 0 ? Wide(in, rest...) : Narrow(in, rest...);
+}
+
+constexpr Fitter kAvx2 = avx2::table("avx2");
+constexpr Fitter kAvx512 = {
+    "avx512",
+    by_width<avx512::fit_affine, avx2::fit_affine, const AffineSearch&, AffineFit*>,
+    by_width<avx512::fit_signed, avx2::fit_signed, int32_t, SignedFit*>,
+    by_width<avx512::fit_stepwise, avx2::fit_stepwise, int32_t, SignedFit*>,
+    by_width<avx512::fit_uneven, avx2::fit_uneven, float*>,
+    by_width<avx512::weigh, avx2::weigh, float*>,
+    avx512::round_to,
+    avx512::round_away,
+    avx512::largest,
+};
 #endif
+constexpr Fitter kPortable = any_cpu::table("portable");
 
 float square_error(uint32_t n, int32_t most, const float* x, const float* w, float inverse) {
   const float scale = 1 / inverse;
@@ -97,26 +129,27 @@ float fit_scales(uint32_t n, int32_t most, const float* x, const float* w, uint8
   return sums.l2 > 0 ? sums.lx / sums.l2 : 0.0f;
 }
 
-namespace portable {
-void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
-  any_cpu::fit_affine(in, search, fit);
+const Fitter* const* fitters() {
+  static const Fitter* const* const list = [] {
+    static const Fitter* found[4] = {};
+    size_t count = 0;
+    found[count++] = &kPortable;
+#if defined(__x86_64__)
+    if (cpu_features().avx2) found[count++] = &kAvx2;
+    if (cpu_features().avx512) found[count++] = &kAvx512;
+#endif
+    return found;
+  }();
+  return list;
 }
-void fit_signed(const FitInput& in, int32_t most, SignedFit* fit) { any_cpu::fit_signed(in, most, fit); }
-void fit_stepwise(const FitInput& in, int32_t most, SignedFit* fit) { any_cpu::fit_stepwise(in, most, fit); }
-void fit_uneven(const FitInput& in, float* scale) { any_cpu::fit_uneven(in, scale); }
-}  // namespace portable
 
-void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
-  return wide() ? avx2::fit_affine(in, search, fit) : any_cpu::fit_affine(in, search, fit);
-}
-void fit_signed(const FitInput& in, int32_t most, SignedFit* fit) {
-  return wide() ? avx2::fit_signed(in, most, fit) : any_cpu::fit_signed(in, most, fit);
-}
-void fit_stepwise(const FitInput& in, int32_t most, SignedFit* fit) {
-  return wide() ? avx2::fit_stepwise(in, most, fit) : any_cpu::fit_stepwise(in, most, fit);
-}
-void fit_uneven(const FitInput& in, float* scale) {
-  return wide() ? avx2::fit_uneven(in, scale) : any_cpu::fit_uneven(in, scale);
+const Fitter& fitter() {
+  static const Fitter* const last = [] {
+    const Fitter* const* at = fitters();
+    while (at[1] != nullptr) ++at;
+    return *at;
+  }();
+  return *last;
 }
 
 }  // namespace smoe

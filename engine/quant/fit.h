@@ -1,4 +1,4 @@
-// The searches behind the encoders, eight sub-blocks side by side. Private to engine/quant.
+// The searches behind the encoders, up to thirty-two sub-blocks side by side. Private to engine/quant.
 //
 // A search is a few hundred float32 sums whose order is part of the byte identity, so it cannot be vectorised along the
 // values; across sub-blocks it can, and each lane does exactly what the scalar definition does.
@@ -8,14 +8,16 @@
 
 namespace smoe {
 
-inline constexpr uint32_t kFitLanes = 8;
+inline constexpr uint32_t kFitLanes = 32;   // sub-blocks at most; 8, 16 or 32 are used
 inline constexpr uint32_t kFitValues = 32;  // a sub-block has 16 or 32
 
-// What is fitted: x[n * s + k] with weight w[n * s + k], sub-block s < 8, k < n.
+// What is fitted: x[n * s + k] with weight w[n * s + k], sub-block s < subs, k < n.
 struct FitInput {
   uint32_t n = 32;
   const float* x = nullptr;
   const float* w = nullptr;
+  uint32_t subs = 8;
+  bool levels = true;  // false: the scales alone are wanted
 };
 
 // scale[s] * level[n * s + k] - min[s], levels 0..most, scale >= 0, min >= 0. Tries the inverse scales
@@ -31,30 +33,43 @@ struct AffineFit {
   float scale[kFitLanes], min[kFitLanes];
   uint8_t level[kFitLanes * kFitValues];
 };
-void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit);
 
 // scale[s] * level[n * s + k], levels -most..most - 1.
 struct SignedFit {
   float scale[kFitLanes];
   int8_t level[kFitLanes * kFitValues];
 };
-void fit_signed(const FitInput& in, int32_t most, SignedFit* fit);
 
-// The same for Q3_K without importance weights: levels -4..3, improved one at a time. w is x^2.
-void fit_stepwise(const FitInput& in, int32_t most, SignedFit* fit);
+// Whichever this processor has; each gives the same bytes. The unused lanes of a fit are left as they are.
+struct Fitter {
+  const char* name;
+  void (*affine)(const FitInput& in, const AffineSearch& search, AffineFit* fit);
+  void (*with_signs)(const FitInput& in, int32_t most, SignedFit* fit);
+  // The same for Q3_K without importance weights: levels -4..3, improved one at a time. w is x^2; n is 16.
+  void (*stepwise)(const FitInput& in, int32_t most, SignedFit* fit);
+  // scale[s] * kLevels[some k], the sixteen uneven levels of IQ4 (uneven.h). Gives the scales alone; n is 32.
+  void (*uneven)(const FitInput& in, float* scale);
+  // w[32 s + k] = sqrt(mean of x^2 over sub-block s) + |x|: the weights of Q4_K and Q5_K. n is 32.
+  void (*weigh)(const FitInput& in, float* w);
+  // level[k] = clamp(round_even((x[k] + add) / scale), low, high), k < n; n is a multiple of 16.
+  void (*round)(const float* x, uint32_t n, float add, float scale, int32_t low, int32_t high, int8_t* level);
+  // level[k] = x[k] * inverse to the nearest, halves away from zero, k < n; n is a multiple of 16, levels fit a byte.
+  void (*round_away)(const float* x, uint32_t n, float inverse, int8_t* level);
+  // The largest magnitude, as the bits of a float: they order as the numbers do, infinities and NaNs above all others.
+  uint32_t (*largest)(const float* x, uint64_t n);
+};
+const Fitter& fitter();
+const Fitter* const* fitters();  // all that this processor can run, ended by null: for the tests
 
-// scale[s] * kLevels[some k], the sixteen uneven levels of IQ4 (uneven.h). Gives the scales alone.
-void fit_uneven(const FitInput& in, float* scale);
+inline void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
+  fitter().affine(in, search, fit);
+}
+inline void fit_signed(const FitInput& in, int32_t most, SignedFit* fit) { fitter().with_signs(in, most, fit); }
+inline void fit_stepwise(const FitInput& in, int32_t most, SignedFit* fit) { fitter().stepwise(in, most, fit); }
+inline void fit_uneven(const FitInput& in, float* scale) { fitter().uneven(in, scale); }
 
 // Quantises up to 16 values that are not negative, by levels 0..most and weights; returns the scale. Scalar: there is
 // one such search for a block.
 float fit_scales(uint32_t n, int32_t most, const float* x, const float* w, uint8_t* level);
-
-namespace portable {  // without AVX2, whatever the processor: for the tests
-void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit);
-void fit_signed(const FitInput& in, int32_t most, SignedFit* fit);
-void fit_stepwise(const FitInput& in, int32_t most, SignedFit* fit);
-void fit_uneven(const FitInput& in, float* scale);
-}  // namespace portable
 
 }  // namespace smoe

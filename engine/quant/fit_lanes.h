@@ -1,53 +1,18 @@
-// The body of fit.cpp, included once for any processor and once more inside an AVX2 target region, each time in a
-// namespace of its own. The compiler's vector types: arithmetic, comparison and ?: work lane by lane. No fused
-// multiply-adds: the build has -ffp-contract=off.
+// The body of fit.cpp, included once for any processor and again inside an AVX2 and an AVX-512 target region, each time
+// in a namespace of its own, with SMOE_FIT_LANES sub-blocks to a vector. Arithmetic,
+// comparison and ?: work lane by lane. No fused multiply-adds: the build has -ffp-contract=off.
 
-typedef float V __attribute__((vector_size(32)));
-typedef int32_t W __attribute__((vector_size(32)));
+#include "quant/lanes.h"
 
-// rows[k] holds value k of each of the eight sub-blocks of n values.
-template <int N>
-inline void transpose(const float* x, V (&rows)[N]) {
-  float lanes[N][kFitLanes];
-  for (uint32_t s = 0; s < kFitLanes; ++s) {
-    for (int k = 0; k < N; ++k) lanes[k][s] = x[static_cast<uint32_t>(N) * s + static_cast<uint32_t>(k)];
-  }
-  std::memcpy(rows, lanes, sizeof(lanes));
-}
-
-template <class T, int N>
-inline void store_levels(const W (&level)[N], T* out) {
-  int32_t lanes[N][kFitLanes];
-  std::memcpy(lanes, level, sizeof(lanes));
-  for (uint32_t s = 0; s < kFitLanes; ++s) {
-    for (int k = 0; k < N; ++k)
-      out[static_cast<uint32_t>(N) * s + static_cast<uint32_t>(k)] = static_cast<T>(lanes[k][s]);
-  }
-}
-
-// round_even and a clamp, see codec.h
-inline void round_level(const V& x, int32_t low, int32_t high, W* level) {
-  const V shifted = x + 12582912.0f;
-  W bits;
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  const W rounded = (bits & 0x7fffff) - 0x400000;
-  const W raised = rounded < low ? W{} + low : rounded;
-  *level = raised > high ? W{} + high : raised;
-}
-
-inline void to_float(const W& level, V* out) { *out = __builtin_convertvector(level, V); }
-inline void magnitude(const V& x, V* out) { *out = x < 0 ? -x : x; }
-inline bool any(const W& mask) {
-  int32_t lanes[kFitLanes], all = 0;
-  std::memcpy(lanes, &mask, sizeof(lanes));
-  for (const int32_t lane : lanes) all |= lane;
-  return all != 0;
+// The part of the input whose first sub-block is s.
+inline FitInput from(const FitInput& in, uint32_t s) {
+  return {in.n, in.x + in.n * s, in.w == nullptr ? nullptr : in.w + in.n * s, kLanes, in.levels};
 }
 
 template <int N>
 struct Values {  // the values and their weights
   V x[N], w[N];
-  explicit Values(const FitInput& in) {
+  void load(const FitInput& in) {
     transpose(in.x, x);
     transpose(in.w, w);
   }
@@ -70,8 +35,10 @@ inline void extreme_of(const V (&x)[N], V* largest, V* extreme) {
 
 template <int N>
 struct Weighted : Values<N> {  // and sums over them
-  V sum_w = {}, sum_wx = {}, low, high;
-  explicit Weighted(const FitInput& in) : Values<N>(in) {
+  V sum_w, sum_wx, low, high, lowest;
+  void load(const FitInput& in) {
+    Values<N>::load(in);
+    sum_w = sum_wx = V{};
     low = high = this->x[0];
     for (int k = 0; k < N; ++k) {
       const V& x = this->x[k];
@@ -80,83 +47,179 @@ struct Weighted : Values<N> {  // and sums over them
       low = x < low ? x : low;
       high = x > high ? x : high;
     }
+    lowest = low;
     low = low > 0 ? V{} : low;
   }
 };
 
+// Levels for an inverse scale. Those of all values lie between those of the lowest and the highest.
 template <int N>
-inline void weighted_error(const Weighted<N>& in, const W (&level)[N], const V& scale, const V& edge, bool absolute,
-                           V* error) {
-  *error = V{};
+inline bool near(const Weighted<N>& in, const V& inverse, const V& low) {
+  return within_reach(inverse * (in.high - low), inverse * (in.lowest - low));
+}
+
+template <int N>
+inline void levels_at(const Weighted<N>& in, const AffineSearch& search, const V& inverse, const V& low, bool clamped,
+                      V (&level)[N]) {
+  const float most = static_cast<float>(search.most);
   for (int k = 0; k < N; ++k) {
-    V l, size;
-    to_float(level[k], &l);
-    const V difference = scale * l + edge - in.x[k];
-    magnitude(difference, &size);
-    *error += in.w[k] * (absolute ? size : difference * difference);
+    V place = inverse * (in.x[k] - low);
+    W rounded;
+    if (clamped) place = place > 0 ? (place < most ? place : V{} + most) : V{};
+    round_level(place, 0, search.most, &rounded);
+    to_float(rounded, &level[k]);
   }
+}
+
+// One try: what was found so far, and the sums over the levels of the next inverse.
+template <int N>
+struct Try {
+  V low, scale, best, best_inverse, best_low;
+  V level[N];
+  W tried = {};  // lanes whose best inverse is not the start's, which is not clamped before it is rounded
+  V inverse, trial_scale, edge, error;
+  W usable;
+};
+
+struct LevelSums {
+  V wl = {}, wl2 = {}, wlx = {};
+  inline void add(const V& level, const V& x, const V& w) {
+    const V weighted = w * level;
+    wl += weighted;
+    wl2 += weighted * level;
+    wlx += weighted * x;
+  }
+};
+
+// The levels of G groups of sub-blocks side by side, so that the sums of one fill the latency of the other's.
+template <int N, int G>
+inline void sum_levels(const Weighted<N>* in, const AffineSearch& search, Try<N>* at, LevelSums* sums) {
+  const float most = static_cast<float>(search.most);
+  bool all_near = true;
+  for (int g = 0; g < G; ++g) all_near &= near(in[g], at[g].inverse, at[g].low);
+  if (!all_near) {
+    for (int g = 0; g < G; ++g) {
+      levels_at(in[g], search, at[g].inverse, at[g].low, search.clamped, at[g].level);
+      for (int k = 0; k < N; ++k) sums[g].add(at[g].level[k], in[g].x[k], in[g].w[k]);
+    }
+    return;
+  }
+  LevelSums found[G];
+  V inverse[G], low[G];
+  for (int g = 0; g < G; ++g) {
+    inverse[g] = at[g].inverse;
+    low[g] = at[g].low;
+  }
+  for (int k = 0; k < N; ++k) {
+    for (int g = 0; g < G; ++g) {
+      V level;
+      round_near(inverse[g] * (in[g].x[k] - low[g]), 0.0f, most, &level);
+      at[g].level[k] = level;
+      found[g].add(level, in[g].x[k], in[g].w[k]);
+    }
+  }
+  for (int g = 0; g < G; ++g) sums[g] = found[g];
 }
 
 // Weighted least squares for given levels; false lanes of `usable` have no solution.
 template <int N>
-inline void solve(const Weighted<N>& in, const W (&level)[N], V* scale, V* edge, W* usable) {
-  V sum_wl = {}, sum_wl2 = {}, sum_wlx = {};
-  for (int k = 0; k < N; ++k) {
-    V l;
-    to_float(level[k], &l);
-    const V wl = in.w[k] * l;
-    sum_wl += wl;
-    sum_wl2 += wl * l;
-    sum_wlx += wl * in.x[k];
+inline void solve(const Weighted<N>& in, const LevelSums& sums, Try<N>* at) {
+  const V determinant = in.sum_w * sums.wl2 - sums.wl * sums.wl;
+  at->usable = determinant > 0;
+  const V scale = (in.sum_w * sums.wlx - in.sum_wx * sums.wl) / determinant;
+  const V edge = (sums.wl2 * in.sum_wx - sums.wl * sums.wlx) / determinant;
+  const W positive = edge > 0;
+  at->trial_scale = positive ? sums.wlx / sums.wl2 : scale;
+  at->edge = positive ? V{} : edge;
+}
+
+template <int N, int G, bool Absolute>
+inline void weighted_errors(const Weighted<N>* in, Try<N>* at) {
+  V sum[G] = {}, scale[G], edge[G];
+  for (int g = 0; g < G; ++g) {
+    scale[g] = at[g].trial_scale;
+    edge[g] = at[g].edge;
   }
-  const V determinant = in.sum_w * sum_wl2 - sum_wl * sum_wl;
-  *usable = determinant > 0;
-  *scale = (in.sum_w * sum_wlx - in.sum_wx * sum_wl) / determinant;
-  *edge = (sum_wl2 * in.sum_wx - sum_wl * sum_wlx) / determinant;
-  const W positive = *edge > 0;
-  *scale = positive ? sum_wlx / sum_wl2 : *scale;
-  *edge = positive ? V{} : *edge;
+  for (int k = 0; k < N; ++k) {
+    for (int g = 0; g < G; ++g) {
+      V size;
+      const V difference = scale[g] * at[g].level[k] + edge[g] - in[g].x[k];
+      magnitude(difference, &size);
+      sum[g] += in[g].w[k] * (Absolute ? size : difference * difference);
+    }
+  }
+  for (int g = 0; g < G; ++g) at[g].error = sum[g];
 }
 
 template <int N>
-void affine(const FitInput& input, const AffineSearch& search, AffineFit* fit) {
-  const Weighted<N> in(input);
-  const float most = static_cast<float>(search.most);
-  V low = in.low;
-  const W flat = in.high == low;  // one value, zero or below: no levels, only the minimum
-  W best_level[N], level[N];
-  const V start = most / (in.high - low);
-  V scale = 1.0f / start, best;
-  for (int k = 0; k < N; ++k) round_level(start * (in.x[k] - low), 0, search.most, &best_level[k]);
-  weighted_error(in, best_level, scale, low, search.absolute, &best);
+inline void start(const Weighted<N>& in, const AffineSearch& search, Try<N>* at) {
+  at->low = at->best_low = at->edge = in.low;
+  at->best_inverse = static_cast<float>(search.most) / (in.high - in.low);
+  at->scale = at->trial_scale = 1.0f / at->best_inverse;
+  levels_at(in, search, at->best_inverse, in.low, false, at->level);
+}
+
+template <int N>
+inline void keep_better(Try<N>* at) {
+  const W better = at->usable & (at->error < at->best);
+  at->best = better ? at->error : at->best;
+  at->scale = better ? at->trial_scale : at->scale;
+  at->best_inverse = better ? at->inverse : at->best_inverse;
+  at->best_low = better ? at->low : at->best_low;
+  at->tried |= better;
+  at->low = better ? at->edge : at->low;
+}
+
+template <int N>
+inline void store(const Weighted<N>& in, const AffineSearch& search, bool levels, uint32_t first, Try<N>* at,
+                  AffineFit* fit) {
+  const W flat = in.high == in.low;  // one value, zero or below: no levels, only the minimum
+  if (levels) {
+    V unclamped[N];
+    levels_at(in, search, at->best_inverse, at->best_low, search.clamped, at->level);
+    levels_at(in, search, at->best_inverse, at->best_low, false, unclamped);
+    for (int k = 0; k < N; ++k) at->level[k] = flat ? V{} : at->tried ? at->level[k] : unclamped[k];
+    store_levels(at->level, fit->level + static_cast<uint32_t>(N) * first);
+  }
+  const V scale = flat ? V{} : at->scale, min = flat ? -in.low : -at->low;
+  std::memcpy(fit->scale + first, &scale, sizeof(scale));
+  std::memcpy(fit->min + first, &min, sizeof(min));
+}
+
+template <int N, int G, bool Absolute>
+void affine(const FitInput& input, const AffineSearch& search, uint32_t first, AffineFit* fit) {
+  Weighted<N> in[G];
+  Try<N> at[G];
+  for (uint32_t g = 0; g < G; ++g) {
+    in[g].load(from(input, first + kLanes * g));
+    start(in[g], search, &at[g]);
+  }
+  weighted_errors<N, G, Absolute>(in, at);
+  for (int g = 0; g < G; ++g) at[g].best = at[g].error;
   for (int t = 0; t <= search.tries; ++t) {
     // The range is the current one: a better fit moves its lower edge.
-    const V inverse = (search.first + search.step * static_cast<float>(t) + most) / (in.high - low);
-    for (int k = 0; k < N; ++k) {
-      V place = inverse * (in.x[k] - low);
-      if (search.clamped) place = place > 0 ? (place < most ? place : V{} + most) : V{};
-      round_level(place, 0, search.most, &level[k]);
-    }
-    V trial_scale, edge, error;
-    W usable;
-    solve(in, level, &trial_scale, &edge, &usable);
-    weighted_error(in, level, trial_scale, edge, search.absolute, &error);
-    const W better = usable & (error < best);
-    best = better ? error : best;
-    scale = better ? trial_scale : scale;
-    low = better ? edge : low;
-    for (int k = 0; k < N; ++k) best_level[k] = better ? level[k] : best_level[k];
+    const float wanted = search.first + search.step * static_cast<float>(t) + static_cast<float>(search.most);
+    for (int g = 0; g < G; ++g) at[g].inverse = wanted / (in[g].high - at[g].low);
+    LevelSums sums[G];
+    sum_levels<N, G>(in, search, at, sums);
+    for (int g = 0; g < G; ++g) solve(in[g], sums[g], &at[g]);
+    weighted_errors<N, G, Absolute>(in, at);
+    for (int g = 0; g < G; ++g) keep_better(&at[g]);
   }
-  for (int k = 0; k < N; ++k) best_level[k] = flat ? W{} : best_level[k];
-  scale = flat ? V{} : scale;
-  const V min = flat ? -in.low : -low;
-  store_levels(best_level, fit->level);
-  std::memcpy(fit->scale, &scale, sizeof(scale));
-  std::memcpy(fit->min, &min, sizeof(min));
+  for (uint32_t g = 0; g < G; ++g) store(in[g], search, input.levels, first + kLanes * g, &at[g], fit);
+}
+
+template <int N, bool Absolute>
+void affine_all(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
+  uint32_t s = 0;
+  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, Absolute>(in, search, s, fit);
+  for (; s < in.subs; s += kLanes) affine<N, 1, Absolute>(in, search, s, fit);
 }
 
 void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
-  return in.n == 16 ? affine<16>(in, search, fit) : affine<32>(in, search, fit);
+  if (in.n == 16)
+    return search.absolute ? affine_all<16, true>(in, search, fit) : affine_all<16, false>(in, search, fit);
+  return search.absolute ? affine_all<32, true>(in, search, fit) : affine_all<32, false>(in, search, fit);
 }
 
 // ---- signed levels ----
@@ -168,66 +231,94 @@ struct Sums {  // over w x l and w l^2
 };
 
 template <int N>
-inline void sums_of(const Values<N>& in, const V& inverse, int32_t most, W (&level)[N], Sums* sums) {
-  sums->lx = sums->l2 = V{};
+inline void signed_at(const Values<N>& in, const V& inverse, int32_t most, V (&level)[N]) {
   for (int k = 0; k < N; ++k) {
-    round_level(inverse * in.x[k], -most, most - 1, &level[k]);
-    V l;
-    to_float(level[k], &l);
-    sums->lx += in.w[k] * in.x[k] * l;
-    sums->l2 += in.w[k] * l * l;
+    W rounded;
+    round_level(inverse * in.x[k], -most, most - 1, &rounded);
+    to_float(rounded, &level[k]);
   }
 }
 
-template <int N>
-void store(const V& largest, int32_t most, W (&level)[N], V scale, SignedFit* fit) {
-  const W empty = largest < kTiny;
-  for (int k = 0; k < N; ++k) level[k] = empty ? W{} - most : level[k];
-  scale = empty ? V{} : scale;
-  store_levels(level, fit->level);
-  std::memcpy(fit->scale, &scale, sizeof(scale));
+inline void add(const V& level, const V& x, const V& w, Sums* sums) {
+  sums->lx += w * x * level;
+  sums->l2 += w * level * level;
 }
 
 template <int N>
-void signed_levels(const FitInput& input, int32_t most, SignedFit* fit) {
-  const Values<N> in(input);
+inline void sums_at(const Values<N>& in, const V& inverse, const V& largest, int32_t most, Sums* out) {
+  const float end = static_cast<float>(most);
+  const V farthest = inverse * largest;
+  Sums sums = {};
+  if (within_reach(farthest, farthest)) {
+    for (int k = 0; k < N; ++k) {
+      V level;
+      round_near(inverse * in.x[k], -end, end - 1, &level);
+      add(level, in.x[k], in.w[k], &sums);
+    }
+  } else {
+    V level[N];
+    signed_at(in, inverse, most, level);
+    for (int k = 0; k < N; ++k) add(level[k], in.x[k], in.w[k], &sums);
+  }
+  *out = sums;
+}
+
+template <int N>
+void store(const V& largest, int32_t most, V (&level)[N], V scale, bool levels, uint32_t first, SignedFit* fit) {
+  const W empty = largest < kTiny;
+  scale = empty ? V{} : scale;
+  std::memcpy(fit->scale + first, &scale, sizeof(scale));
+  if (!levels) return;
+  for (int k = 0; k < N; ++k) level[k] = empty ? V{} - static_cast<float>(most) : level[k];
+  store_levels(level, fit->level + static_cast<uint32_t>(N) * first);
+}
+
+template <int N>
+void signed_levels(const FitInput& input, int32_t most, uint32_t first, SignedFit* fit) {
+  Values<N> in;
+  in.load(from(input, first));
   V largest, extreme;
   extreme_of(in.x, &largest, &extreme);
-  W best_level[N], level[N];
   Sums sums;
-  sums_of(in, -static_cast<float>(most) / extreme, most, best_level, &sums);
+  V best_inverse = -static_cast<float>(most) / extreme;
+  sums_at(in, best_inverse, largest, most, &sums);
   V scale = sums.l2 != 0 ? sums.lx / sums.l2 : V{};
   V best = scale * sums.lx;
   for (int t = -9; t <= 9; ++t) {
     if (t == 0) continue;
-    sums_of(in, -(static_cast<float>(most) + 0.1f * static_cast<float>(t)) / extreme, most, level, &sums);
+    const V inverse = -(static_cast<float>(most) + 0.1f * static_cast<float>(t)) / extreme;
+    sums_at(in, inverse, largest, most, &sums);
     const W better = (sums.l2 > 0) & (sums.lx * sums.lx > best * sums.l2);
     scale = better ? sums.lx / sums.l2 : scale;
     best = better ? scale * sums.lx : best;
-    for (int k = 0; k < N; ++k) best_level[k] = better ? level[k] : best_level[k];
+    best_inverse = better ? inverse : best_inverse;
   }
-  store(largest, most, best_level, scale, fit);
+  V level[N];
+  if (input.levels) signed_at(in, best_inverse, most, level);
+  store(largest, most, level, scale, input.levels, first, fit);
 }
 
 void fit_signed(const FitInput& in, int32_t most, SignedFit* fit) {
-  return in.n == 16 ? signed_levels<16>(in, most, fit) : signed_levels<32>(in, most, fit);
+  for (uint32_t s = 0; s < in.subs; s += kLanes) {
+    in.n == 16 ? signed_levels<16>(in, most, s, fit) : signed_levels<32>(in, most, s, fit);
+  }
 }
 
 // One pass over the levels: each is moved to where the others' scale puts it if that improves the fit.
-inline bool improve(const Values<16>& in, int32_t most, W (&level)[16], Sums* sums) {
+inline bool improve(const Values<16>& in, int32_t most, V (&level)[16], Sums* sums) {
   W changed = {};
   for (int k = 0; k < 16; ++k) {
-    V l, next;
-    to_float(level[k], &l);
+    const V& l = level[k];
+    V next;
     V lx = sums->lx - in.w[k] * in.x[k] * l, l2 = sums->l2 - in.w[k] * l * l;
     W moved;
     round_level(in.x[k] * l2 / lx, -most, most - 1, &moved);
     to_float(moved, &next);
-    const W tried = (lx > 0) & (moved != level[k]);
+    const W tried = (lx > 0) & (next != l);
     lx += in.w[k] * in.x[k] * next;
     l2 += in.w[k] * next * next;
     const W better = tried & (l2 > 0) & (lx * lx * sums->l2 > sums->lx * sums->lx * l2);
-    level[k] = better ? moved : level[k];
+    level[k] = better ? next : level[k];
     sums->lx = better ? lx : sums->lx;
     sums->l2 = better ? l2 : sums->l2;
     changed |= better;
@@ -236,15 +327,19 @@ inline bool improve(const Values<16>& in, int32_t most, W (&level)[16], Sums* su
 }
 
 void fit_stepwise(const FitInput& input, int32_t most, SignedFit* fit) {
-  const Values<16> in(input);
-  V largest, extreme;
-  extreme_of(in.x, &largest, &extreme);
-  W level[16];
-  Sums sums;
-  sums_of(in, -static_cast<float>(most) / extreme, most, level, &sums);
-  for (int pass = 0; pass < 5 && improve(in, most, level, &sums); ++pass) {
+  for (uint32_t s = 0; s < input.subs; s += kLanes) {
+    Values<16> in;
+    in.load(from(input, s));
+    V largest, extreme;
+    extreme_of(in.x, &largest, &extreme);
+    V level[16];
+    Sums sums = {};
+    signed_at(in, -static_cast<float>(most) / extreme, most, level);
+    for (int k = 0; k < 16; ++k) add(level[k], in.x[k], in.w[k], &sums);
+    for (int pass = 0; pass < 5 && improve(in, most, level, &sums); ++pass) {
+    }
+    store(largest, most, level, sums.l2 > 0 ? sums.lx / sums.l2 : V{}, true, s, fit);
   }
-  store(largest, most, level, sums.l2 > 0 ? sums.lx / sums.l2 : V{}, fit);
 }
 
 // ---- uneven levels ----
@@ -273,19 +368,92 @@ inline void uneven_sums(const Values<32>& in, const V& inverse, Sums* sums) {
 
 void fit_uneven(const FitInput& input, float* out) {
   constexpr int kTries = 7;
-  const Values<32> in(input);
-  V largest, extreme;
-  extreme_of(in.x, &largest, &extreme);
-  Sums sums;
-  uneven_sums(in, 1.0f / (-extreme / static_cast<float>(kUneven[0])), &sums);
-  V scale = sums.l2 > 0 ? sums.lx / sums.l2 : V{};
-  V best = scale * sums.lx;
-  for (int t = -kTries; t <= kTries; ++t) {
-    uneven_sums(in, static_cast<float>(t + kUneven[0]) / extreme, &sums);
-    const W better = (sums.l2 > 0) & (sums.lx * sums.lx > best * sums.l2);
-    scale = better ? sums.lx / sums.l2 : scale;
-    best = better ? scale * sums.lx : best;
+  for (uint32_t s = 0; s < input.subs; s += kLanes) {
+    Values<32> in;
+    in.load(from(input, s));
+    V largest, extreme;
+    extreme_of(in.x, &largest, &extreme);
+    Sums sums;
+    uneven_sums(in, 1.0f / (-extreme / static_cast<float>(kUneven[0])), &sums);
+    V scale = sums.l2 > 0 ? sums.lx / sums.l2 : V{};
+    V best = scale * sums.lx;
+    for (int t = -kTries; t <= kTries; ++t) {
+      uneven_sums(in, static_cast<float>(t + kUneven[0]) / extreme, &sums);
+      const W better = (sums.l2 > 0) & (sums.lx * sums.lx > best * sums.l2);
+      scale = better ? sums.lx / sums.l2 : scale;
+      best = better ? scale * sums.lx : best;
+    }
+    scale = largest < kTiny ? V{} : scale;
+    std::memcpy(out + s, &scale, sizeof(scale));
   }
-  scale = largest < kTiny ? V{} : scale;
-  std::memcpy(out, &scale, sizeof(scale));
+}
+
+// ---- weights and levels of known scales ----
+
+void weigh(const FitInput& in, float* w) {
+  for (uint32_t s = 0; s < in.subs; s += kLanes) {
+    V x[32], sum = {};
+    transpose(in.x + 32 * s, x);
+    for (int k = 0; k < 32; ++k) sum += x[k] * x[k];
+    float squares[kLanes];
+    std::memcpy(squares, &sum, sizeof(sum));
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      const float rms = std::sqrt(squares[lane] / 32.0f);
+      const uint32_t first = 32 * (s + lane);
+      for (uint32_t k = first; k < first + 32; k += kLanes) {
+        V size;
+        std::memcpy(&size, in.x + k, sizeof(size));
+        magnitude(size, &size);
+        const V sum_of = rms + size;
+        std::memcpy(w + k, &sum_of, sizeof(sum_of));
+      }
+    }
+  }
+}
+
+inline void store_bytes(const W& rounded, int8_t* out) {
+  const B bytes = __builtin_convertvector(rounded, B);
+  std::memcpy(out, &bytes, sizeof(bytes));
+}
+
+void round_to(const float* x, uint32_t n, float add, float scale, int32_t low, int32_t high, int8_t* level) {
+  for (uint32_t k = 0; k < n; k += kLanes) {
+    V values;
+    W rounded;
+    std::memcpy(&values, x + k, sizeof(values));
+    round_level((values + add) / scale, low, high, &rounded);
+    store_bytes(rounded, level + k);
+  }
+}
+
+void round_away(const float* x, uint32_t n, float inverse, int8_t* level) {
+  for (uint32_t k = 0; k < n; k += kLanes) {
+    V values, floor;
+    std::memcpy(&values, x + k, sizeof(values));
+    values *= inverse;
+    const W whole = __builtin_convertvector(values, W);
+    to_float(whole, &floor);
+    const V rest = values - floor;
+    store_bytes(whole - (rest >= 0.5f) + (rest <= -0.5f), level + k);
+  }
+}
+
+uint32_t largest(const float* x, uint64_t n) {
+  W most = {};
+  uint64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    W bits;
+    std::memcpy(&bits, x + k, sizeof(bits));
+    bits &= 0x7fffffff;
+    most = bits > most ? bits : most;
+  }
+  int32_t lanes[kLanes], found = 0;
+  std::memcpy(lanes, &most, sizeof(lanes));
+  for (const int32_t lane : lanes) found = std::max(found, lane);
+  for (; k < n; ++k) found = std::max(found, std::bit_cast<int32_t>(x[k]) & 0x7fffffff);
+  return static_cast<uint32_t>(found);
+}
+
+constexpr Fitter table(const char* name) {
+  return {name, fit_affine, fit_signed, fit_stepwise, fit_uneven, weigh, round_to, round_away, largest};
 }

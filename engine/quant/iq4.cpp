@@ -40,7 +40,7 @@ constexpr uint32_t kBytes = 18;
 
 void encode(const float* x, const BlockFit& fit, uint8_t* block) {
   // One of the search's eight lanes is used.
-  float values[kFitLanes * kSub] = {}, w[kFitLanes * kSub] = {}, scale[kFitLanes];
+  float values[8 * kSub] = {}, w[8 * kSub] = {}, scale[8];
   std::copy(x, x + kSub, values);
   weigh(x, fit, kSub, w);
   fit_uneven({kSub, values, w}, scale);

@@ -17,26 +17,10 @@
 namespace smoe {
 namespace {
 
-constexpr uint32_t kValues = 256, kBytes = 84, kSub = 16, kSubs = 16, kHalf = 8;
+constexpr uint32_t kValues = 256, kBytes = 84, kSub = 16, kSubs = 16;
 constexpr uint32_t kQuants = 16, kD = 80, kDmin = 82;  // offsets in a block
 constexpr AffineSearch kPlain = {3, -0.5f, 0.1f, 15, true}, kWeighted = {3, -0.9f, 0.05f, 36, false, true};
 
-struct Fit {  // of all sixteen sub-blocks
-  float scale[kSubs], min[kSubs];
-  uint8_t level[kValues];
-};
-
-void fit_all(const float* x, const float* w, const AffineSearch& search, Fit* out) {
-  for (uint32_t half = 0; half < 2; ++half) {
-    AffineFit fit;
-    fit_affine({kSub, x + 128 * half, w + 128 * half}, search, &fit);
-    std::copy(fit.scale, fit.scale + kHalf, out->scale + kHalf * half);
-    std::copy(fit.min, fit.min + kHalf, out->min + kHalf * half);
-    std::copy(fit.level, fit.level + 128, out->level + 128 * half);
-  }
-}
-
-// Levels 0..15 such that the largest value becomes 15; the step between them.
 float by_largest(const float* values, uint8_t* level) {
   const float most = std::max(0.0f, *std::max_element(values, values + kSubs));
   const float inverse = most > 0 ? 15.0f / most : 0.0f;
@@ -45,12 +29,12 @@ float by_largest(const float* values, uint8_t* level) {
 }
 
 void encode(const float* x, const BlockFit& known, uint8_t* block) {
-  Fit fit;
+  AffineFit fit;
   float w[kValues], d, dmin;
   uint8_t scale[kSubs], min[kSubs];
   if (known.importance == nullptr) {
     for (uint32_t k = 0; k < kValues; ++k) w[k] = std::fabs(x[k]);
-    fit_all(x, w, kPlain, &fit);
+    fit_affine({kSub, x, w, kSubs}, kPlain, &fit);
     d = by_largest(fit.scale, scale);
     dmin = by_largest(fit.min, min);
   } else {
@@ -58,7 +42,7 @@ void encode(const float* x, const BlockFit& known, uint8_t* block) {
     for (uint32_t k = 0; k < kValues; ++k) sum += x[k] * x[k];
     importance_weights(x, known.importance, sum / kValues, kValues, w);
     for (uint32_t k = 0; k < kValues; ++k) sums[k / kSub] += w[k];
-    fit_all(x, w, kWeighted, &fit);
+    fit_affine({kSub, x, w, kSubs}, kWeighted, &fit);
     d = fit_scales(kSubs, 15, fit.scale, sums, scale);
     dmin = fit_scales(kSubs, 15, fit.min, sums, min);
   }
@@ -70,9 +54,7 @@ void encode(const float* x, const BlockFit& known, uint8_t* block) {
     block[s] = static_cast<uint8_t>(scale[s] | min[s] << 4);
     const float step = d * scale[s], low = dmin * min[s];
     if (step == 0) continue;  // the search's levels stay
-    for (uint32_t k = kSub * s; k < kSub * (s + 1); ++k) {
-      fit.level[k] = static_cast<uint8_t>(std::clamp(round_even((x[k] + low) / step), 0, 3));
-    }
+    fitter().round(x + kSub * s, kSub, low, step, 0, 3, reinterpret_cast<int8_t*>(fit.level + kSub * s));
   }
   put_quarters(fit.level, block + kQuants);
 }

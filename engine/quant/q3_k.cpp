@@ -70,7 +70,7 @@ float scales_by_largest(const float* scale, uint8_t* level) {
 }
 
 float scales_by_search(const float* scale, const float* sums, uint8_t* level) {
-  float x[kFitLanes * kSubs] = {}, w[kFitLanes * kSubs] = {};
+  float x[8 * kSubs] = {}, w[8 * kSubs] = {};
   std::copy(scale, scale + kSubs, x);
   std::copy(sums, sums + kSubs, w);
   SignedFit fit;
@@ -80,7 +80,7 @@ float scales_by_search(const float* scale, const float* sums, uint8_t* level) {
 }
 
 void encode(const float* x, const BlockFit& known, uint8_t* block) {
-  float w[kValues], sums[kSubs] = {}, sum = 0, scale[kSubs];
+  float w[kValues], sums[kSubs] = {}, sum = 0;
   for (uint32_t k = 0; k < kValues; ++k) {
     w[k] = x[k] * x[k];
     sum += w[k];
@@ -89,23 +89,18 @@ void encode(const float* x, const BlockFit& known, uint8_t* block) {
   if (weighted) importance_weights(x, known.importance, 2 * sum / kValues, kValues, w);
   for (uint32_t k = 0; k < kValues; ++k) sums[k / kSub] += w[k];
   uint8_t level[kValues], stored[kSubs];
-  for (uint32_t half = 0; half < 2; ++half) {
-    SignedFit fit;
-    const FitInput in = {kSub, x + 128 * half, w + 128 * half};
-    weighted ? fit_signed(in, 4, &fit) : fit_stepwise(in, 4, &fit);
-    std::copy(fit.scale, fit.scale + kFitLanes, scale + kFitLanes * half);
-    for (uint32_t k = 0; k < 128; ++k) level[128 * half + k] = static_cast<uint8_t>(fit.level[k] + 4);
-  }
-  const float d = weighted ? scales_by_search(scale, sums, stored) : scales_by_largest(scale, stored);
+  SignedFit fit;
+  const FitInput in = {kSub, x, w, kSubs};
+  weighted ? fit_signed(in, 4, &fit) : fit_stepwise(in, 4, &fit);
+  const float d = weighted ? scales_by_search(fit.scale, sums, stored) : scales_by_largest(fit.scale, stored);
   put_scales(stored, block + kScales);
   store_u16(block + kD, f32_to_f16(d));
   for (uint32_t s = 0; s < kSubs; ++s) {
     const float step = f16_to_f32(load_u16(block + kD)) * static_cast<float>(stored[s] - 32);
     if (step == 0) continue;  // the search's levels stay
-    for (uint32_t k = kSub * s; k < kSub * (s + 1); ++k) {
-      level[k] = static_cast<uint8_t>(std::clamp(round_even(x[k] / step), -4, 3) + 4);
-    }
+    fitter().round(x + kSub * s, kSub, 0, step, -4, 3, fit.level + kSub * s);
   }
+  for (uint32_t k = 0; k < kValues; ++k) level[k] = static_cast<uint8_t>(fit.level[k] + 4);
   put_levels(level, block);
 }
 

@@ -23,7 +23,7 @@ uint32_t level(float x) {
 
 // One of the search's eight lanes is used.
 void encode_weighted(const float* x, const BlockFit& fit, uint8_t* block) {
-  float values[kFitLanes * kValues] = {}, w[kFitLanes * kValues] = {};
+  float values[8 * kValues] = {}, w[8 * kValues] = {};
   std::copy(x, x + kValues, values);
   importance_weights(x, fit.importance, fit.mean_square, kValues, w);
   SignedFit found;

@@ -82,29 +82,20 @@ Scales unpack_panel_scales(const uint8_t* panel, uint32_t lane) {
 uint8_t six_bits(float x) { return std::min<uint8_t>(63, static_cast<uint8_t>(round_even(x))); }
 
 // d and dmin such that the largest scale and minimum become 63.
-void scales_by_largest(const AffineFit& fit, Scales* scales, uint8_t* block) {
+void scales_by_largest(const float* scale, const float* min, Scales* scales, uint8_t* block) {
   float max_scale = 0, max_min = 0;
   for (uint32_t s = 0; s < kSubs; ++s) {
-    max_scale = std::max(max_scale, fit.scale[s]);
-    max_min = std::max(max_min, fit.min[s]);
+    max_scale = std::max(max_scale, scale[s]);
+    max_min = std::max(max_min, min[s]);
   }
   const float inverse_scale = max_scale > 0 ? 63.0f / max_scale : 0.0f;
   const float inverse_min = max_min > 0 ? 63.0f / max_min : 0.0f;
   for (uint32_t s = 0; s < kSubs; ++s) {
-    scales->scale[s] = six_bits(inverse_scale * fit.scale[s]);
-    scales->min[s] = six_bits(inverse_min * fit.min[s]);
+    scales->scale[s] = six_bits(inverse_scale * scale[s]);
+    scales->min[s] = six_bits(inverse_min * min[s]);
   }
   store_u16(block, f32_to_f16(max_scale / 63.0f));
   store_u16(block + 2, f32_to_f16(max_min / 63.0f));
-}
-
-void weigh(const float* x, float* w) {
-  for (uint32_t s = 0; s < kSubs; ++s, x += kSub, w += kSub) {
-    float sum = 0;
-    for (uint32_t k = 0; k < kSub; ++k) sum += x[k] * x[k];
-    const float rms = std::sqrt(sum / 32.0f);
-    for (uint32_t k = 0; k < kSub; ++k) w[k] = rms + std::fabs(x[k]);
-  }
 }
 
 void weigh(const float* x, const float* importance, float* w, float* sums) {
@@ -125,23 +116,44 @@ struct Blocks {
       Bits == 4 ? AffineSearch{kMost, -1.0f, 0.1f, 20, false} : AffineSearch{kMost, -0.5f, 0.1f, 15, false};
   static constexpr AffineSearch kWeighted = {kMost, -0.9f, 0.05f, 36, false, true};
 
-  static void encode(const float* x, const BlockFit& known, uint8_t* block) {
+  static void encode(const float* x, const BlockFit& known, uint8_t* block) { encode_some<1>(x, known, block); }
+  static void encode_four(const float* x, const BlockFit& known, uint8_t* blocks) { encode_some<4>(x, known, blocks); }
+
+  template <uint32_t N>
+  static void encode_some(const float* x, const BlockFit& known, uint8_t* blocks) {
     AffineFit fit;
-    Scales scales;
-    float w[kValues], sums[kSubs];
-    if (known.importance == nullptr) {
-      weigh(x, w);
-      fit_affine({kSub, x, w}, kPlain, &fit);
-      scales_by_largest(fit, &scales, block);
-    } else {
-      weigh(x, known.importance, w, sums);
-      fit_affine({kSub, x, w}, kWeighted, &fit);
-      store_u16(block, f32_to_f16(fit_scales(kSubs, 63, fit.scale, sums, scales.scale)));
-      store_u16(block + 2, f32_to_f16(fit_scales(kSubs, 63, fit.min, sums, scales.min)));
+    float w[N * kValues], sums[N * kSubs];
+    const bool weighted = known.importance != nullptr;
+    FitInput in = {kSub, x, w, N * kSubs, false};
+    for (uint32_t b = 0; weighted && b < N; ++b) {
+      weigh(x + kValues * b, known.importance + kValues * b, w + kValues * b, sums + kSubs * b);
     }
-    pack_scales(scales, block + kScales);
-    round_again(x, block, scales, fit.level);
-    put_levels(fit.level, block);
+    if (!weighted) fitter().weigh(in, w);
+    fitter().affine(in, weighted ? kWeighted : kPlain, &fit);
+    Scales scales[N];
+    for (uint32_t b = 0; b < N; ++b) {
+      uint8_t* block = blocks + kBytes * b;
+      const float *scale = fit.scale + kSubs * b, *min = fit.min + kSubs * b;
+      if (weighted) {
+        store_u16(block, f32_to_f16(fit_scales(kSubs, 63, scale, sums + kSubs * b, scales[b].scale)));
+        store_u16(block + 2, f32_to_f16(fit_scales(kSubs, 63, min, sums + kSubs * b, scales[b].min)));
+      } else {
+        scales_by_largest(scale, min, &scales[b], block);
+      }
+      pack_scales(scales[b], block + kScales);
+      in.levels |= has_zero_step(block, scales[b]);
+    }
+    if (in.levels) fitter().affine(in, weighted ? kWeighted : kPlain, &fit);
+    for (uint32_t b = 0; b < N; ++b) {
+      round_again(x + kValues * b, blocks + kBytes * b, scales[b], fit.level + kValues * b);
+      put_levels(fit.level + kValues * b, blocks + kBytes * b);
+    }
+  }
+
+  static bool has_zero_step(const uint8_t* block, const Scales& scales) {
+    const float d = f16_to_f32(load_u16(block));
+    return std::any_of(scales.scale, scales.scale + kSubs,
+                       [&](uint8_t scale) { return d * static_cast<float>(scale) == 0; });
   }
 
   // Levels again, for the scales as stored; where the stored scale is 0 the search's levels stay.
@@ -151,9 +163,7 @@ struct Blocks {
       const float scale = d * static_cast<float>(scales.scale[s]);
       if (scale == 0) continue;
       const float min = dmin * static_cast<float>(scales.min[s]);
-      for (uint32_t k = kSub * s; k < kSub * (s + 1); ++k) {
-        level[k] = static_cast<uint8_t>(std::clamp(round_even((x[k] + min) / scale), 0, kMost));
-      }
+      fitter().round(x + kSub * s, kSub, min, scale, 0, kMost, reinterpret_cast<int8_t*>(level + kSub * s));
     }
   }
 
@@ -211,7 +221,8 @@ struct Blocks {
   }
 
   static constexpr Codec codec(const char* name) {
-    return {{name, kValues, kBytes, false}, encode, decode_from_levels<levels, kValues>, levels, pack, unpack};
+    return {
+        {name, kValues, kBytes, false}, encode, decode_from_levels<levels, kValues>, levels, pack, unpack, encode_four};
   }
 };
 

@@ -76,7 +76,7 @@ struct Blocks {
 
   // One of the search's eight lanes is used.
   static void encode_weighted(const float* x, const BlockFit& fit, uint8_t* block, uint8_t* level) {
-    float values[kFitLanes * kValues] = {}, w[kFitLanes * kValues] = {};
+    float values[8 * kValues] = {}, w[8 * kValues] = {};
     std::copy(x, x + kValues, values);
     importance_weights(x, fit.importance, fit.mean_square, kValues, w);
     if (HasMin) {

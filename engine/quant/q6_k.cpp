@@ -13,6 +13,7 @@
 // three registers hold one sub-block of sixteen rows.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "quant/codec.h"
 #include "quant/fit.h"
@@ -23,8 +24,6 @@ namespace {
 constexpr uint32_t kValues = 256, kBytes = 210, kSub = 16, kSubs = 16;
 constexpr uint32_t kHigh = 128, kScales = 192, kD = 208;  // offsets in a block
 constexpr float kTiny = 1e-15f;                           // below this a scale counts as zero
-
-int32_t level_of(float x) { return std::clamp(round_even(x), -32, 31); }
 
 // level: 256 of -32..31
 void store_levels(const int8_t* level, uint8_t* block) {
@@ -41,15 +40,14 @@ void store_levels(const int8_t* level, uint8_t* block) {
 }
 
 void encode(const float* x, const BlockFit& known, uint8_t* block) {
-  SignedFit fit[2];  // the first and the last eight sub-blocks
+  SignedFit fit;
   float w[kValues];
   for (uint32_t k = 0; k < kValues; ++k) w[k] = known.importance != nullptr ? known.importance[k] : x[k] * x[k];
-  fit_signed({kSub, x, w}, 32, &fit[0]);
-  fit_signed({kSub, x + 128, w + 128}, 32, &fit[1]);
+  FitInput in = {kSub, x, w, kSubs, false};
+  fitter().with_signs(in, 32, &fit);
   float extreme = 0;
   for (uint32_t s = 0; s < kSubs; ++s) {
-    const float scale = fit[s / 8].scale[s % 8];
-    if (std::fabs(scale) > std::fabs(extreme)) extreme = scale;
+    if (std::fabs(fit.scale[s]) > std::fabs(extreme)) extreme = fit.scale[s];
   }
   if (std::fabs(extreme) < kTiny) {
     std::fill(block, block + kBytes, static_cast<uint8_t>(0));
@@ -58,31 +56,41 @@ void encode(const float* x, const BlockFit& known, uint8_t* block) {
   const float inverse = -128.0f / extreme;
   store_u16(block + kD, f32_to_f16(1.0f / inverse));
   const float d = f16_to_f32(load_u16(block + kD));
-  int8_t level[kValues];
+  float step[kSubs];
   for (uint32_t s = 0; s < kSubs; ++s) {
-    const int8_t scale = static_cast<int8_t>(std::min(127, round_even(inverse * fit[s / 8].scale[s % 8])));
+    const int8_t scale = static_cast<int8_t>(std::min(127, round_even(inverse * fit.scale[s])));
     block[kScales + s] = static_cast<uint8_t>(scale);
-    const float step = d * static_cast<float>(scale);
-    for (uint32_t k = kSub * s; k < kSub * (s + 1);
-         ++k) {  // for the scale as stored; where that is 0 the search's stay
-      level[k] = step == 0 ? fit[s / 8].level[k % 128] : static_cast<int8_t>(level_of(x[k] / step));
-    }
+    step[s] = d * static_cast<float>(scale);
+    in.levels |= step[s] == 0;
   }
-  store_levels(level, block);
+  if (in.levels) fitter().with_signs(in, 32, &fit);
+  for (uint32_t s = 0; s < kSubs; ++s) {  // for the scale as stored; where that is 0 the search's levels stay
+    if (step[s] != 0) fitter().round(x + kSub * s, kSub, 0, step[s], -32, 31, fit.level + kSub * s);
+  }
+  store_levels(fit.level, block);
 }
 
-int32_t quant(const uint8_t* block, uint32_t k) {
-  const uint32_t half = k / 128, quarter = k % 128 / 32, i = k % 32;
-  const uint32_t low = block[64 * half + 32 * (quarter % 2) + i] >> 4 * (quarter / 2) & 15;
-  const uint32_t high = block[kHigh + 32 * half + i] >> 2 * quarter & 3;
-  return static_cast<int32_t>(low | high << 4) - 32;
+// level: 256 of 0..63
+void get_levels(const uint8_t* block, uint8_t* level) {
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint8_t *low = block + 64 * half, *high = block + kHigh + 32 * half;
+    uint8_t* q = level + 128 * half;
+    for (uint32_t i = 0; i < 32; ++i) {
+      q[i] = static_cast<uint8_t>((low[i] & 15) | (high[i] & 3) << 4);
+      q[i + 32] = static_cast<uint8_t>((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+      q[i + 64] = static_cast<uint8_t>(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+      q[i + 96] = static_cast<uint8_t>(low[i + 32] >> 4 | (high[i] >> 6) << 4);
+    }
+  }
 }
 
 void decode(const uint8_t* block, float* x) {
   const float d = f16_to_f32(load_u16(block + kD));
-  for (uint32_t k = 0; k < kValues; ++k) {
-    const float scale = d * static_cast<float>(static_cast<int8_t>(block[kScales + k / kSub]));
-    x[k] = scale * static_cast<float>(quant(block, k));
+  uint8_t level[kValues];
+  get_levels(block, level);
+  for (uint32_t s = 0; s < kSubs; ++s) {
+    const float scale = d * static_cast<float>(static_cast<int8_t>(block[kScales + s]));
+    for (uint32_t k = kSub * s; k < kSub * (s + 1); ++k) x[k] = scale * static_cast<float>(level[k] - 32);
   }
 }
 
@@ -92,22 +100,38 @@ void levels(const uint8_t* block, Levels* out) {
   out->sub = kSub;
   out->has_min = false;
   for (uint32_t s = 0; s < kSubs; ++s) out->scale[s] = static_cast<int8_t>(block[kScales + s]);
-  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int16_t>(quant(block, k));
+  uint8_t level[kValues];
+  get_levels(block, level);
+  for (uint32_t k = 0; k < kValues; ++k) out->q[k] = static_cast<int16_t>(level[k] - 32);
 }
 
-uint32_t at(uint32_t lane, uint32_t s, uint32_t plane, uint32_t i) { return 288 + (3 * s + plane) * 64 + 4 * lane + i; }
+// The four neighbouring bytes of a row in one plane of a sub-block.
+uint32_t at(uint32_t lane, uint32_t s, uint32_t plane) { return 288 + (3 * s + plane) * 64 + 4 * lane; }
+
+uint32_t load_u32(const uint8_t* p) {
+  uint32_t v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+void store_u32(uint8_t* p, uint32_t v) { std::memcpy(p, &v, sizeof(v)); }
+
+constexpr uint32_t kFours = 0x0f0f0f0f, kTwos = 0x03030303;  // of each of four bytes
 
 void pack(const uint8_t* block, uint32_t lane, uint8_t* panel) {
   store_u16(panel + 2 * lane, load_u16(block + kD));
+  uint8_t level[kValues];
+  get_levels(block, level);
   for (uint32_t s = 0; s < kSubs; ++s) {
     panel[32 + 16 * s + lane] = block[kScales + s];
-    for (uint32_t i = 0; i < 4; ++i) {
-      const auto q = [&](uint32_t group) { return static_cast<uint32_t>(quant(block, kSub * s + 4 * group + i) + 32); };
-      panel[at(lane, s, 0, i)] = static_cast<uint8_t>((q(0) & 15) | (q(2) & 15) << 4);
-      panel[at(lane, s, 1, i)] = static_cast<uint8_t>((q(1) & 15) | (q(3) & 15) << 4);
-      panel[at(lane, s, 2, i)] =
-          static_cast<uint8_t>(q(0) >> 4 | (q(1) >> 4) << 2 | (q(2) >> 4) << 4 | (q(3) >> 4) << 6);
+    uint32_t q[4], high = 0;
+    for (uint32_t g = 0; g < 4; ++g) {
+      q[g] = load_u32(level + kSub * s + 4 * g);
+      high |= (q[g] >> 4 & kTwos) << 2 * g;
     }
+    store_u32(panel + at(lane, s, 0), (q[0] & kFours) | (q[2] & kFours) << 4);
+    store_u32(panel + at(lane, s, 1), (q[1] & kFours) | (q[3] & kFours) << 4);
+    store_u32(panel + at(lane, s, 2), high);
   }
 }
 
@@ -117,9 +141,9 @@ void unpack(const uint8_t* panel, uint32_t lane, uint8_t* block) {
   for (uint32_t s = 0; s < kSubs; ++s) {
     block[kScales + s] = panel[32 + 16 * s + lane];
     for (uint32_t k = 0; k < kSub; ++k) {
-      const uint32_t group = k / 4;
-      const uint32_t low = panel[at(lane, s, group % 2, k % 4)] >> 4 * (group / 2) & 15;
-      const uint32_t high = panel[at(lane, s, 2, k % 4)] >> 2 * group & 3;
+      const uint32_t group = k / 4, i = k % 4;
+      const uint32_t low = panel[at(lane, s, group % 2) + i] >> 4 * (group / 2) & 15;
+      const uint32_t high = panel[at(lane, s, 2) + i] >> 2 * group & 3;
       level[kSub * s + k] = static_cast<int8_t>(static_cast<int32_t>(low | high << 4) - 32);
     }
   }

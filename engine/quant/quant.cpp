@@ -2,11 +2,13 @@
 #include "quant/quant.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
 
 #include "quant/codec.h"
+#include "quant/fit.h"
 
 namespace smoe {
 namespace {
@@ -110,23 +112,39 @@ uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols) {
 
 namespace {
 
-// One row of blocks; `index` is that of its first value in the whole matrix.
+// One block or four; `index` is that of their first value in the whole matrix.
+Status encode_blocks(Encoding e, const Codec& c, const float* src, uint32_t blocks, uint64_t index, const BlockFit& fit,
+                     uint8_t* dst) {
+  const uint64_t values = uint64_t{c.info.block_values} * blocks;
+  const uint32_t bits = fitter().largest(src, values);
+  if (bits >= 0x7f800000) return check_finite(e, src, values, index);
+  const float largest = std::bit_cast<float>(bits);
+  if (largest > kLargestBlock) return refuse_overflow(e, src, values, index);
+  blocks == 4 ? c.encode_four(src, fit, dst) : c.encode_block(src, fit, dst);
+  for (uint32_t b = 0; largest > kLargestHalf && b < blocks; ++b) {
+    if (!scales_are_finite(c, dst + uint64_t{c.info.block_bytes} * b)) {
+      return refuse_overflow(e, src + uint64_t{c.info.block_values} * b, c.info.block_values,
+                             index + uint64_t{c.info.block_values} * b);
+    }
+  }
+  return Status::ok();
+}
+
+// One row of blocks, or, without importance, several; `index` is that of its first value in the whole matrix.
 Status encode_row(Encoding e, const float* src, uint64_t cols, uint64_t index, BlockFit fit, uint8_t* dst) {
   const Codec& c = codec(e);
-  const uint64_t values = c.info.block_values;
   const float* importance = fit.importance;
   if (importance != nullptr) {
     float sum = 0;
     for (uint64_t k = 0; k < cols; ++k) sum += src[k] * src[k];
     fit.mean_square = sum / static_cast<float>(cols);
   }
-  for (uint64_t k = 0; k < cols; k += values, dst += c.info.block_bytes) {
-    SMOE_TRY(check_finite(e, src + k, values, index + k));
-    const float largest = std::fabs(src[k + index_of_largest(src + k, values)]);
-    if (largest > kLargestBlock) return refuse_overflow(e, src + k, values, index + k);
+  for (uint64_t k = 0; k < cols;) {
+    const uint32_t blocks = c.encode_four != nullptr && cols - k >= 4 * c.info.block_values ? 4 : 1;
     if (importance != nullptr) fit.importance = importance + k;
-    c.encode_block(src + k, fit, dst);
-    if (largest > kLargestHalf && !scales_are_finite(c, dst)) return refuse_overflow(e, src + k, values, index + k);
+    SMOE_TRY(encode_blocks(e, c, src + k, blocks, index + k, fit, dst));
+    k += uint64_t{c.info.block_values} * blocks;
+    dst += uint64_t{c.info.block_bytes} * blocks;
   }
   return Status::ok();
 }
@@ -141,6 +159,7 @@ Status encode_rows(Encoding e, const float* src, uint64_t rows, uint64_t cols, u
     return Status(Code::usage, std::string("rows of ") + std::to_string(cols) + " values do not divide into " +
                                    info.name + " blocks of " + std::to_string(info.block_values));
   }
+  if (importance == nullptr) return encode_row(e, src, rows * cols, 0, {nullptr, 0, rule}, dst);
   const uint64_t bytes = row_bytes(e, cols);
   for (uint64_t r = 0; r < rows; ++r) {
     SMOE_TRY(encode_row(e, src + r * cols, cols, r * cols, {importance, 0, rule}, dst + r * bytes));

@@ -26,29 +26,43 @@ std::vector<float> random_floats(size_t n, uint32_t seed) {
   return x;
 }
 
-// Both searches give the same bytes.
-template <class Fit, class Chosen, class Portable>
-void compare(const Chosen& chosen, const Portable& portable) {
-  Fit a = {}, b = {};
-  chosen(&a);
-  portable(&b);
-  CHECK(std::memcmp(&a, &b, sizeof(a)) == 0);
+// Every processor's search gives the same bytes as the portable one.
+template <class Fit, class Search>
+void compare(const Search& search) {
+  Fit want = {};
+  search(*fitters()[0], &want);
+  for (const Fitter* const* at = fitters() + 1; *at != nullptr; ++at) {
+    Fit got = {};
+    search(**at, &got);
+    CHECK(std::memcmp(&got, &want, sizeof(got)) == 0);
+  }
 }
 
 void compare_searches(const FitInput& in) {
-  for (const AffineSearch& how : {AffineSearch{15, -1.0f, 0.1f, 20, false}, AffineSearch{3, -0.5f, 0.1f, 15, true}}) {
-    compare<AffineFit>([&](auto* f) { fit_affine(in, how, f); }, [&](auto* f) { portable::fit_affine(in, how, f); });
+  for (const AffineSearch& how : {AffineSearch{15, -1.0f, 0.1f, 20, false}, AffineSearch{3, -0.5f, 0.1f, 15, true},
+                                  AffineSearch{15, -0.9f, 0.05f, 36, false, true}}) {
+    compare<AffineFit>([&](const Fitter& f, AffineFit* fit) { f.affine(in, how, fit); });
   }
   for (const int32_t most : {4, 8, 32}) {
-    compare<SignedFit>([&](auto* f) { fit_signed(in, most, f); }, [&](auto* f) { portable::fit_signed(in, most, f); });
+    compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.with_signs(in, most, fit); });
   }
+  struct Floats {
+    float of[kFitLanes * kFitValues];
+  };
   if (in.n == 16) {
-    compare<SignedFit>([&](auto* f) { fit_stepwise(in, 4, f); }, [&](auto* f) { portable::fit_stepwise(in, 4, f); });
+    compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.stepwise(in, 4, fit); });
   } else {
-    struct Scales {
-      float of[kFitLanes];
-    };
-    compare<Scales>([&](auto* f) { fit_uneven(in, f->of); }, [&](auto* f) { portable::fit_uneven(in, f->of); });
+    compare<Floats>([&](const Fitter& f, Floats* out) { f.uneven(in, out->of); });
+    compare<Floats>([&](const Fitter& f, Floats* out) { f.weigh(in, out->of); });
+  }
+  compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.round(in.x, 256, 0.25f, in.x[7], -4, 3, fit->level); });
+  const float inverse = 127.0f / std::fabs(*std::max_element(
+                                     in.x, in.x + 256, [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
+  if (std::isfinite(inverse)) {
+    compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.round_away(in.x, 256, inverse, fit->level); });
+  }
+  for (const uint64_t n : {7u, 32u, 1001u}) {
+    compare<uint32_t>([&](const Fitter& f, uint32_t* out) { *out = f.largest(in.x, n); });
   }
 }
 
@@ -111,10 +125,10 @@ TEST(quant_levels_are_what_decode_gives) {
   }
 }
 
-TEST(quant_searches_are_the_same_with_and_without_avx2) {
+TEST(quant_searches_are_the_same_on_every_processor) {
   std::mt19937 rng(3);
   for (int i = 0; i < 400; ++i) {
-    auto x = random_floats(256, static_cast<uint32_t>(100 + i));
+    auto x = random_floats(1024, static_cast<uint32_t>(100 + i));
     const int exponent = i % 8 == 0 ? 0 : static_cast<int>(rng() % 160) - 146;  // subnormal and up
     for (size_t k = 0; k < x.size(); ++k) {
       x[k] = std::ldexp(x[k], exponent);
@@ -126,7 +140,9 @@ TEST(quant_searches_are_the_same_with_and_without_avx2) {
     std::vector<float> w(x.size());
     for (size_t k = 0; k < x.size(); ++k)
       w[k] = i % 3 == 0 ? x[k] * x[k] : std::fabs(x[k]) * (i % 3 == 1 ? 1.0f : 3.5f);
-    for (const uint32_t n : {16u, 32u}) compare_searches({n, x.data(), w.data()});
+    for (const uint32_t n : {16u, 32u}) {
+      for (const uint32_t subs : {8u, 16u, 32u}) compare_searches({n, x.data(), w.data(), subs});
+    }
   }
 }
 
