@@ -53,6 +53,9 @@ class Residency {
   void seed(const std::vector<float>& counts);
 
   bool holds(uint32_t record) const { return place_[record] != kNone; }
+  bool holds_all_of(uint32_t layer) const {
+    return held_of_[layer] == table_.first_record[layer + 1] - table_.first_record[layer];
+  }
   uint32_t slots() const { return slots_; }
   uint32_t held() const { return static_cast<uint32_t>(held_.size()); }
   const ExpertTable& table() const { return table_; }

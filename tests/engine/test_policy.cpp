@@ -68,6 +68,16 @@ TEST(policy_lru_evicts_the_least_recent) {
   CHECK(residents(r) == (std::set<uint32_t>{0, 2, 3}));
 }
 
+TEST(policy_a_layer_is_held_whole_or_not) {
+  Residency r(table(2, 3), 4, policy("lru", table(2, 3)));
+  hits(r, 0, {0, 1});
+  CHECK(!r.holds_all_of(0));
+  hits(r, 0, {2});
+  CHECK(r.holds_all_of(0) && !r.holds_all_of(1));
+  hits(r, 1, {0, 1});  // one slot is free, one record of layer 0 gives way
+  CHECK(!r.holds_all_of(0));
+}
+
 // Of a prompt the last layer is asked for one row: what it used before is worth as much afterwards.
 TEST(policy_decayed_compares_layers_by_the_token) {
   Residency r(table(2, 8), 4, policy("decayed", table(2, 8)));
