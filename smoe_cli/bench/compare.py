@@ -74,7 +74,7 @@ def recommend(rows: list[dict[str, Any]], most_kl: float) -> tuple[str, str]:
     reference = rows[0]
     faster = [row for row in rows[1:] if row["differs"] and row["ratio"] > 1 and row["kl_mean"] <= most_kl]
     if not faster:
-        few = "" if trimmed(reference["pairs"]) else f" ({reference['pairs']} rounds cannot tell: ask for more)"
+        few = "" if trimmed(reference["pairs"]) else f" ({reference['pairs']} pairs cannot tell: ask for more rounds)"
         return reference["arm"], f"Keep {reference['arm']}: no other arm is measurably faster at this quality{few}."
     best = max(faster, key=lambda row: row["ratio"])
     gain = f"{100 * (best['ratio'] - 1):.0f}% faster than {reference['arm']}"

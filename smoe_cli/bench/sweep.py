@@ -61,7 +61,6 @@ ARMS: dict[str, tuple[str, Callable[[str], Any], bool]] = {
     "io": ("io", str, False),
     "spec": ("spec", _count, False),
     "chunk": ("chunk", _count, False),
-    "draft": ("draft", str, False),
     "isa": ("isa", str, False),
     "instrument": ("instrument", _switch, False),
     "engine": ("engine", _engine, False),
@@ -84,10 +83,12 @@ class Arm:
     prefills: list[float] = field(default_factory=list)
     quality: dict[str, Any] = field(default_factory=dict)
     budget_bytes: int = 0
+    again: int = 0  # how many arms before it are the same: such a pair says what this machine takes for a difference
 
     @property
     def name(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.values.items())
+        words = " ".join(f"{key}={value}" for key, value in self.values.items())
+        return words + (f" (again {self.again})" if self.again else "")
 
 
 def parse_arms(words: list[str], base: EngineFlags) -> list[Arm]:
@@ -108,7 +109,10 @@ def parse_arms(words: list[str], base: EngineFlags) -> list[Arm]:
         raise UsageError("nothing to compare", f"give --arm key=v1,v2,...; the keys are {', '.join(ARMS)}")
     if len(combinations) > MOST_ARMS:
         raise UsageError(f"{len(combinations)} arms are more than {MOST_ARMS}", "give fewer values")
-    return [_arm(values, combinations[0], base) for values in combinations]
+    arms = [_arm(values, combinations[0], base) for values in combinations]
+    for number, one in enumerate(arms):
+        one.again = sum(other.values == one.values for other in arms[:number])
+    return arms
 
 
 def _arm(values: dict[str, str], reference: dict[str, str], base: EngineFlags) -> Arm:

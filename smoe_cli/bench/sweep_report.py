@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,21 @@ def write(result: dict[str, Any], folder: Path) -> list[Path]:
     """sweep.json and pareto.png; the files written."""
     plot = pyplot()
     canvas, axis = plot.subplots(figsize=(8, 5), layout="constrained")
+    speeds = [row[f"{result['goal']}_tok_s"] for row in result["arms"]]
+    middle = (min(speeds) + max(speeds)) / 2
     for row in result["arms"]:
         x, low, high = (row[f"{result['goal']}_tok_s{end}"] for end in ("", "_min", "_max"))
         spread = [[x - low], [high - x]]
         axis.errorbar([x], [row["kl_mean"]], xerr=spread, marker="o" if row["pareto"] else "x", capsize=3)
-        axis.annotate(row["arm"], (x, row["kl_mean"]), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        left = x > middle  # so that no name runs out of the picture
+        axis.annotate(
+            re.sub(r"[^ =]*/", "", row["arm"]),  # of paths the last part
+            (x, row["kl_mean"]),
+            textcoords="offset points",
+            xytext=(-5 if left else 5, 5),
+            ha="right" if left else "left",
+            fontsize=8,
+        )
     axis.set(title=result["model"], xlabel=f"{result['goal']}, tokens a second", ylabel="KL from the reference, nats")
     axis.grid(alpha=0.3)
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,6 +59,7 @@ def paired(one: sweep.Arm, reference: sweep.Arm) -> dict[str, Any]:
         ["instrument=yes"],
         ["engine=/nowhere/smoe-engine"],
         ["top_k=1", "top_k=2"],
+        ["draft=off,ngram:8"],  # given ids are decoded one at a time: guesses would change nothing here
         ["slots=9", "budget=1G"],
         ["slots=" + ",".join(map(str, range(25)))],
     ],
@@ -66,6 +67,13 @@ def paired(one: sweep.Arm, reference: sweep.Arm) -> dict[str, Any]:
 def test_arms_refused(words: list[str]) -> None:
     with pytest.raises(UsageError):
         sweep.parse_arms(words, EngineFlags())
+
+
+def test_the_same_arm_twice_is_two_arms() -> None:
+    """An A/A run: two engines, told apart by name, of which the second is no other output."""
+    arms = sweep.parse_arms(["threads=2,2,1"], EngineFlags())
+    assert [one.name for one in arms] == ["threads=2", "threads=2 (again 1)", "threads=1"]
+    assert not any(one.changes_output for one in arms)
 
 
 def test_few_pairs_must_all_agree_and_fewer_say_nothing() -> None:
