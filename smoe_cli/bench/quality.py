@@ -22,6 +22,7 @@ from smoe_cli.errors import CorruptError, UsageError
 
 Array = NDArray[Any]
 ROWS = 64  # rows of a vocabulary worked on at once: what is beside the logits stays small
+BLOCK = 32  # neighbours in a text are alike: for the error of a mean, so many tokens count as one
 
 
 class Scorer(Protocol):
@@ -132,10 +133,11 @@ class Recording:
 
 
 def compare(engine: Scorer, reference: Recording, progress: Progress) -> dict[str, Any]:
-    """Perplexity, and of the distributions KL(reference || model) in nats (mean and 99th percentile) and the share of
-    positions at which both have the same likeliest token."""
+    """Perplexity and its ratio to the reference's, and of the distributions KL(reference || model) in nats (mean and
+    99th percentile) and the share of positions at which both have the same likeliest token. ``_error`` is half of a
+    mean's 95% interval, as the text's length bounds it; None for a text too short to say."""
     ids = reference.ids
-    loss, agreed, divergences = 0.0, 0, []
+    loss, agreed, divergences, lost = 0.0, 0, [], []
     for window in windows(len(ids), reference.size):
         logits = distributions(engine, ids, window)
         if logits.shape[1] != reference.logprobs.shape[1]:
@@ -144,15 +146,30 @@ def compare(engine: Scorer, reference: Recording, progress: Progress) -> dict[st
             row = window.first - 1 + at
             q = log_probabilities(logits[at : at + ROWS])
             p = reference.logprobs[row : row + len(q)].astype(np.float64)
-            loss -= float(q[np.arange(len(q)), ids[row + 1 : row + 1 + len(q)]].sum())
+            said = np.arange(len(q)), ids[row + 1 : row + 1 + len(q)]
+            loss -= float(q[said].sum())
+            lost += list(p[said] - q[said])
             divergences += list((np.exp(p) * (p - q)).sum(axis=1))
             agreed += int((p.argmax(axis=1) == q.argmax(axis=1)).sum())
         progress.at(window.end, f", KL {np.mean(divergences):.5f}")
     count = len(divergences)
+    ratio, spread = math.exp(float(np.mean(lost))), half_interval(lost)
     return {
         "tokens": count,
         "perplexity": math.exp(loss / count),
+        "perplexity_ratio": ratio,
+        "perplexity_ratio_error": None if spread is None else ratio * spread,
         "kl_mean": float(np.mean(divergences)),
+        "kl_error": half_interval(divergences),
         "kl_p99": float(np.percentile(divergences, 99)),
         "top1_agreement": agreed / count,
     }
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half of the 95% interval of the mean of ``values``, which stand in a text's order: from the means of blocks."""
+    blocks = len(values) // BLOCK
+    if blocks < 4:
+        return None
+    means = np.asarray(values[: blocks * BLOCK], dtype=np.float64).reshape(blocks, BLOCK).mean(axis=1)
+    return float(1.96 * means.std(ddof=1) / math.sqrt(blocks))

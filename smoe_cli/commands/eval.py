@@ -98,8 +98,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
         return [f"{result['model']}: {result['tokens']} tokens recorded in {result['recorded']}"]
     lines = [f"{result['model']}: perplexity {result['perplexity']:.4f} over {result['tokens']} tokens"]
     if "against" in result:
+        error = "" if result["kl_error"] is None else f" ± {result['kl_error']:.5f}"
         lines.append(
-            f"against {result['against']}: KL {result['kl_mean']:.5f} nats (99%: {result['kl_p99']:.5f}), "
+            f"against {result['against']}: KL {result['kl_mean']:.5f}{error} nats (99%: {result['kl_p99']:.5f}), "
             f"same likeliest token {100 * result['top1_agreement']:.2f}%"
         )
     return lines

@@ -75,6 +75,23 @@ def test_against_itself_nothing_differs_and_against_another_the_formula_holds(tm
     assert result["kl_p99"] == pytest.approx(np.percentile(kl, 99), rel=2e-3)
     assert result["top1_agreement"] == (p.argmax(1) == q.argmax(1)).mean()
     assert result["tokens"] == 89
+    said = np.arange(89), np.asarray(ids[1:])
+    assert result["perplexity_ratio"] == pytest.approx(np.exp((p[said] - q[said]).mean()), rel=2e-3)
+    assert (result["kl_error"], result["perplexity_ratio_error"]) == (None, None)  # two blocks of 32 cannot say
+
+
+def test_the_error_of_a_mean_is_right_for_neighbours_that_are_alike() -> None:
+    """Values in runs of eight: the interval holds the truth about as often as it says, where one of single values,
+    a third as wide, holds it in about half of the cases."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(300):
+        values = np.repeat(rng.normal(5, 1, 128), 8)
+        error = quality.half_interval(list(values))
+        assert error is not None
+        held += abs(values.mean() - 5) <= error
+    assert 0.88 * 300 < held < 0.99 * 300
+    assert quality.half_interval([1.0] * 127) is None and quality.half_interval([1.0] * 128) == 0
 
 
 def test_a_recording_of_something_else_is_refused(tmp_path: Path) -> None:
