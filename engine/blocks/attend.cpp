@@ -9,6 +9,7 @@ namespace smoe {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr size_t kDecodeFrom = 16;  // queries that read a tile of 8-bit rows, above which it is decoded first
 
 // A worker's view of its scratch: decoded tiles, scores, and the softmax state of each (query, head of the slice).
 struct TileState {
@@ -17,29 +18,13 @@ struct TileState {
       : keys(memory),
         values(keys + kKeyTile * dim),
         scores(values + kKeyTile * dim),
-        out(scores + kKeyTile),
+        out(scores + attn_score_floats(kKeyTile)),
         max(out + states * dim),
         sum(max + states) {}
 };
 
-void decode_tile(const Compute& c, const KvLayer& kv, const uint8_t* src, size_t n, float* dst) {
-  if (kv.type == KvType::q8) return c.kernels->kv8_to_f32_row(src, n * kv.head_dim, dst);
-  c.kernels->f16_to_f32_row(reinterpret_cast<const uint16_t*>(src), n * kv.head_dim, dst);
-}
-
-// Folds keys [0, n) of a tile into one query's state.
-void fold(const Compute& c, const float* q, const void* keys, const void* values, bool f32, size_t n, size_t dim,
-          float scale, float* scores, float* out, float* max, float* sum) {
-  c.kernels->attn_scores(q, keys, f32, n, dim, scale, scores);
-  const float top = std::max(*max, c.kernels->max_value(scores, n));
-  if (top > *max && *sum > 0) {
-    const float shrink = std::exp(*max - top);
-    *sum *= shrink;
-    for (size_t d = 0; d < dim; ++d) out[d] *= shrink;
-  }
-  *max = top;
-  *sum += c.kernels->exp_sum(scores, n, top);
-  c.kernels->attn_values(scores, values, f32, n, dim, out);
+KvRows rows_of(KvType type) {
+  return type == KvType::f32 ? KvRows::f32 : type == KvType::q8 ? KvRows::kv8 : KvRows::f16;
 }
 
 // What a query's accumulated values are multiplied by: one over the softmax's sum, the sink's share in it.
@@ -57,47 +42,93 @@ struct QueryBlock {
   size_t row, n;
 };
 
-// Heads [h0, h0 + heads) of one kv head, for a block of queries: each key tile is decoded once for all of them.
-void attend_slice(const Compute& c, const Queries& s, const QueryBlock& block, size_t kv_head, size_t h0, size_t heads,
-                  float* memory) {
-  const KvLayer& kv = block.kv;
-  const size_t dim = kv.head_dim, stride = s.heads * dim, r0 = block.row, n = block.n;
-  TileState t(memory, dim, kQueryTile * heads);
-  std::fill_n(t.out, n * heads * dim, 0.0f);
-  std::fill_n(t.max, n * heads, kMinusInfinity);
-  std::fill_n(t.sum, n * heads, 0.0f);
-  const uint64_t first = block.position, last = first + n - 1;
-  // Decoding a tile pays when several queries read it; 8-bit rows are read no other way.
-  const bool share = kv.type == KvType::q8 || (n * heads >= 4 && !kv.f32());
-  const bool same = kv.keys == kv.values;
-  for (uint64_t tile = kv.oldest(first) / kKeyTile * kKeyTile; tile <= last; tile += kKeyTile) {
-    const uint64_t lo = std::max(tile, kv.oldest(first)), hi = std::min(tile + kKeyTile - 1, last);
-    const float* shared_values = same ? t.keys : t.values;
-    if (share) {
-      decode_tile(c, kv, kv.key(kv_head, lo), hi - lo + 1, t.keys);
-      if (!same) decode_tile(c, kv, kv.value(kv_head, lo), hi - lo + 1, t.values);
-    }
-    for (size_t i = 0; i < n; ++i) {
-      const uint64_t p = first + i, from = std::max(lo, kv.oldest(p)), to = std::min(hi, p);
-      if (from > to) continue;
-      const void* keys = share ? static_cast<const void*>(t.keys + (from - lo) * dim) : kv.key(kv_head, from);
-      const void* values =
-          share ? static_cast<const void*>(shared_values + (from - lo) * dim) : kv.value(kv_head, from);
-      for (size_t g = 0; g < heads; ++g) {
-        const size_t state = i * heads + g;
-        fold(c, s.q + (r0 + i) * stride + (h0 + g) * dim, keys, values, share || kv.f32(), to - from + 1, dim, s.scale,
-             t.scores, t.out + state * dim, t.max + state, t.sum + state);
-      }
+// Heads [h0, h0 + heads) of one kv head, for a block of queries that read its tiles together.
+class Slice {
+ public:
+  Slice(const Compute& c, const Queries& s, const QueryBlock& block, size_t kv_head, size_t h0, size_t heads,
+        float* memory)
+      : c_(c),
+        s_(s),
+        block_(block),
+        kv_(block.kv),
+        kv_head_(kv_head),
+        h0_(h0),
+        heads_(heads),
+        states_(block.n * heads),
+        last_(block.position + block.n - 1),
+        t_(memory, kv_.head_dim, kQueryTile * heads) {}
+
+  void run() {
+    std::fill_n(t_.out, states_ * s_.value_dim, 0.0f);
+    std::fill_n(t_.max, states_, kMinusInfinity);
+    std::fill_n(t_.sum, states_, 0.0f);
+    for (size_t state = 0; state < states_; ++state)
+      q_[state] = s_.q + ((block_.row + state / heads_) * s_.heads + h0_ + state % heads_) * kv_.head_dim;
+    const uint64_t oldest = kv_.oldest(block_.position);
+    for (uint64_t tile = oldest / kKeyTile * kKeyTile; tile <= last_; tile += kKeyTile)
+      fold(std::max(tile, oldest), std::min(tile + kKeyTile - 1, last_));
+    for (size_t state = 0; state < states_; ++state) write(state);
+  }
+
+ private:
+  // Keys [lo, hi] of one tile: all queries at once where all of them see it whole.
+  void fold(uint64_t lo, uint64_t hi) {
+    AttnTile tile{rows_of(kv_.type),
+                  kv_.key(kv_head_, lo),
+                  kv_.value(kv_head_, lo),
+                  0,
+                  kv_.row_bytes(),
+                  kv_.head_dim,
+                  s_.value_dim,
+                  s_.scale,
+                  0};
+    if (hi < last_ && (hi + 1) % kv_.capacity != 0) tile.ahead = (hi + 1 - lo) * tile.row_bytes;
+    // 8-bit rows are decoded once where many read them.
+    if (tile.rows == KvRows::kv8 && states_ > kDecodeFrom) decode(hi - lo + 1, &tile);
+    if (kv_.oldest(last_) <= lo && hi <= block_.position) return fold(tile, lo, lo, hi, 0, states_);
+    for (size_t i = 0; i < block_.n; ++i) {
+      const uint64_t p = block_.position + i, from = std::max(lo, kv_.oldest(p)), to = std::min(hi, p);
+      if (from <= to) fold(tile, lo, from, to, i * heads_, heads_);
     }
   }
-  for (size_t i = 0; i < n; ++i)
-    for (size_t g = 0; g < heads; ++g) {
-      const size_t state = i * heads + g;
-      float* to = s.out + (r0 + i) * s.out_row + (h0 + g) * s.out_head;
-      const float inverse = share_of(t.max[state], t.sum[state], s.sinks == nullptr ? nullptr : s.sinks + h0 + g);
-      for (size_t d = 0; d < s.value_dim; ++d) to[d] = t.out[state * dim + d] * inverse;
-    }
-}
+
+  // Keys [from, to] of a tile that begins at `lo`, into the states [first, first + count).
+  void fold(AttnTile tile, uint64_t lo, uint64_t from, uint64_t to, size_t first, size_t count) {
+    tile.keys += (from - lo) * tile.row_bytes;
+    tile.values += (from - lo) * tile.row_bytes;
+    tile.n = to - from + 1;
+    c_.kernels->attn_fold(tile, q_ + first, count, t_.scores, t_.out + first * s_.value_dim, t_.max + first,
+                          t_.sum + first);
+  }
+
+  void decode(size_t n, AttnTile* tile) {
+    const bool same = kv_.keys == kv_.values;
+    c_.kernels->kv8_to_f32_row(tile->keys, n * kv_.head_dim, t_.keys);
+    if (!same) c_.kernels->kv8_to_f32_row(tile->values, n * kv_.head_dim, t_.values);
+    tile->rows = KvRows::f32;
+    tile->row_bytes = kv_.head_dim * sizeof(float);
+    tile->keys = reinterpret_cast<const uint8_t*>(t_.keys);
+    tile->values = reinterpret_cast<const uint8_t*>(same ? t_.keys : t_.values);
+    tile->ahead = 0;
+  }
+
+  void write(size_t state) {
+    const size_t head = h0_ + state % heads_;
+    float* to = s_.out + (block_.row + state / heads_) * s_.out_row + head * s_.out_head;
+    const float* from = t_.out + state * s_.value_dim;
+    const float inverse = share_of(t_.max[state], t_.sum[state], s_.sinks == nullptr ? nullptr : s_.sinks + head);
+    for (size_t d = 0; d < s_.value_dim; ++d) to[d] = from[d] * inverse;
+  }
+
+  const Compute& c_;
+  const Queries& s_;
+  const QueryBlock& block_;
+  const KvLayer& kv_;
+  const size_t kv_head_, h0_, heads_, states_;
+  const uint64_t last_;
+  TileState t_;
+  const float* q_[kQueryTile * kHeadSlice];
+};
 
 // Blocks of queries that the rows of one sequence make, as far as they are asked for.
 size_t blocks_of(const SequenceRows& sequence, const Queries& s, size_t* begin, size_t* end) {
@@ -127,15 +158,16 @@ void attend(const Compute& c, const Queries& s, Workspace& ws) {
   c.pool->run(count_blocks(s) * s.kv_heads * slices, [&](size_t task, size_t worker) {
     const QueryBlock block = find_block(s, task / (s.kv_heads * slices));
     const size_t kv_head = task / slices % s.kv_heads, g0 = task % slices * slice;
-    attend_slice(c, s, block, kv_head, kv_head * group + g0, std::min(slice, group - g0),
-                 ws.attn_worker + worker * ws.attn_worker_floats);
+    Slice(c, s, block, kv_head, kv_head * group + g0, std::min(slice, group - g0),
+          ws.attn_worker + worker * ws.attn_worker_floats)
+        .run();
   });
 }
 
 size_t attend_worker_floats(size_t head_dim, size_t group) {
-  // Two decoded tiles, the scores of one query, and for each query of a tile its running output, maximum and sum.
+  // Two decoded tiles, the scores of a pass, and for each query of a tile its running output, maximum and sum.
   const size_t states = kQueryTile * std::min(group, kHeadSlice);
-  return (2 * kKeyTile * head_dim + kKeyTile + states * (head_dim + 2) + 15) / 16 * 16;
+  return (2 * kKeyTile * head_dim + attn_score_floats(kKeyTile) + states * (head_dim + 2) + 15) / 16 * 16;
 }
 
 void rotate(float* head, const float* cos, const float* sin, size_t half, bool interleaved) {

@@ -12,6 +12,7 @@ struct H {  // sixteen 16-bit numbers
 };
 
 constexpr int kDotRows = 2, kDotVectors = 4, kDotStreams = 4;
+constexpr int kAttnSums = 4;  // keys (or registers of values) times queries of lanes_queries.h
 
 template <class R, class Op>
 inline R each(Op op) {
@@ -48,6 +49,10 @@ inline H load_16(const uint16_t* p, size_t n) {
 inline uint16x4_t quarter(H h, int i) { return i % 2 == 0 ? vget_low_u16(h.v[i / 2]) : vget_high_u16(h.v[i / 2]); }
 inline F widen_f16(H h) {
   return each<F>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(quarter(h, i))); });
+}
+inline F set_f16(uint16_t h) {
+  const float32x4_t x = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h)));
+  return {{x, x, x, x}};
 }
 inline F widen_bf16(H h) {
   return each<F>([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(quarter(h, i), 16)); });
@@ -96,6 +101,10 @@ inline float sum(F x) {
   const float32x4_t h4 = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
   const float32x2_t h2 = vadd_f32(vget_low_f32(h4), vget_high_f32(h4));
   return vget_lane_f32(h2, 0) + vget_lane_f32(h2, 1);
+}
+template <int N>
+inline void store_sums(const F (&a)[N], float* out) {
+  for (int i = 0; i < N; ++i) out[i] = sum(a[i]);
 }
 inline float largest(F x) {
   const float32x4_t h4 = greater(greater(x.v[0], x.v[2]), greater(x.v[1], x.v[3]));

@@ -29,6 +29,7 @@ namespace {
 #include "kernels/lanes_avx2.h"
 #include "kernels/lanes_kernels.h"
 #include "kernels/lanes_matmul.h"
+#include "kernels/lanes_queries.h"
 
 constexpr size_t kAhead = 4096;  // bytes that a decoding pass prefetches ahead of itself
 
@@ -373,10 +374,10 @@ namespace {
 
 bool supported() { return cpu_features().avx2; }
 
-constexpr Kernels kAvx2 = {"avx2",         10,          supported,      quantize_act,   matmul_q8,
-                           matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
-                           exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
-                           kv8_to_f32_row, conv_row,    state_step,     selective_step};
+constexpr Kernels kAvx2 = {
+    "avx2",         10,       supported,  quantize_act,  matmul_q8, matmul_f32,     attn_scores,    attn_values,
+    attn_fold,      rms_norm, silu_mul,   exp_sum,       max_value, f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+    kv8_to_f32_row, conv_row, state_step, selective_step};
 const RegisterKernels registration(&kAvx2);
 
 }  // namespace

@@ -32,6 +32,7 @@ namespace {
 #include "kernels/lanes_avx512.h"
 #include "kernels/lanes_kernels.h"
 #include "kernels/lanes_matmul.h"
+#include "kernels/lanes_queries.h"
 
 constexpr size_t kAhead = 8192;  // bytes that a decoding pass prefetches ahead of itself
 
@@ -377,10 +378,10 @@ namespace {
 
 bool supported() { return cpu_features().avx512; }
 
-constexpr Kernels kAvx512 = {"avx512",       20,          supported,      quantize_act,   matmul_q8,
-                             matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
-                             exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
-                             kv8_to_f32_row, conv_row,    state_step,     selective_step};
+constexpr Kernels kAvx512 = {
+    "avx512",       20,       supported,  quantize_act,  matmul_q8, matmul_f32,     attn_scores,    attn_values,
+    attn_fold,      rms_norm, silu_mul,   exp_sum,       max_value, f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+    kv8_to_f32_row, conv_row, state_step, selective_step};
 const RegisterKernels registration(&kAvx512);
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace {
 #include "kernels/arm_lanes.h"
 #include "kernels/lanes_kernels.h"
 #include "kernels/lanes_matmul.h"
+#include "kernels/lanes_queries.h"
 
 // A product of two bytes fits 16 bits (|w| <= 128, |x| <= 127), and so does the sum of two of them but for two times
 // -128 * -127, which is why pairs are added in 32 bits.
@@ -37,10 +38,10 @@ namespace {
 
 bool supported() { return true; }
 
-constexpr Kernels kNeon = {"neon",         10,          supported,      quantize_act,   matmul_q8,
-                           matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
-                           exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
-                           kv8_to_f32_row, conv_row,    state_step,     selective_step};
+constexpr Kernels kNeon = {
+    "neon",         10,       supported,  quantize_act,  matmul_q8, matmul_f32,     attn_scores,    attn_values,
+    attn_fold,      rms_norm, silu_mul,   exp_sum,       max_value, f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+    kv8_to_f32_row, conv_row, state_step, selective_step};
 const RegisterKernels registration(&kNeon);
 
 }  // namespace

@@ -176,6 +176,35 @@ void attn_values(const float* p, const void* v, bool kv_f32, size_t n, size_t di
   }
 }
 
+float kv_value(const AttnTile& t, const uint8_t* rows, size_t i, size_t d) {
+  const uint8_t* row = rows + i * t.row_bytes;
+  if (t.rows != KvRows::kv8) return kv_value(row, t.rows == KvRows::f32, d);
+  const Kv8Block& block = reinterpret_cast<const Kv8Block*>(row)[d / Kv8Block::kValues];
+  return static_cast<float>(block.level[d % Kv8Block::kValues]) * f16_to_f32(block.scale);
+}
+
+void attn_fold(const AttnTile& t, const float* const* q, size_t queries, float* scores, float* out, float* max,
+               float* sum) {
+  for (size_t row = 0; row < queries; ++row, out += t.value_dim) {
+    float top = max[row];
+    for (size_t i = 0; i < t.n; ++i) {
+      scores[i] = 0;
+      for (size_t d = 0; d < t.dim; ++d) scores[i] += q[row][d] * kv_value(t, t.keys, i, d);
+      scores[i] *= t.scale;
+      top = std::max(top, scores[i]);
+    }
+    const float shrink = std::exp(max[row] - top);
+    max[row] = top;
+    sum[row] *= shrink;
+    for (size_t d = 0; d < t.value_dim; ++d) out[d] *= shrink;
+    for (size_t i = 0; i < t.n; ++i) {
+      const float p = std::exp(scores[i] - top);
+      sum[row] += p;
+      for (size_t d = 0; d < t.value_dim; ++d) out[d] += p * kv_value(t, t.values, i, d);
+    }
+  }
+}
+
 void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {
   float sum = 0;
   for (size_t i = 0; i < n; ++i) sum += x[i] * x[i];
@@ -269,10 +298,10 @@ void selective_step(float* state, size_t keys, size_t values, const float* a, si
 
 bool always() { return true; }
 
-constexpr Kernels kScalar = {"scalar",       0,           always,         quantize_act,   matmul_q8,
-                             matmul_f32,     attn_scores, attn_values,    rms_norm,       silu_mul,
-                             exp_sum,        max_value,   f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
-                             kv8_to_f32_row, conv_row,    state_step,     selective_step};
+constexpr Kernels kScalar = {
+    "scalar",       0,        always,     quantize_act,  matmul_q8, matmul_f32,     attn_scores,    attn_values,
+    attn_fold,      rms_norm, silu_mul,   exp_sum,       max_value, f32_to_f16_row, f16_to_f32_row, f32_to_kv8_row,
+    kv8_to_f32_row, conv_row, state_step, selective_step};
 const RegisterKernels registration(&kScalar);
 
 }  // namespace

@@ -30,6 +30,27 @@ enum class ActFormat : uint8_t { none, q8_32, q8_256 };
 ActFormat act_format(Encoding weights);               // none for plain encodings
 size_t act_row_bytes(ActFormat format, size_t cols);  // multiple of 64
 
+// Keys and values in 8 bits: blocks of 32 values: level * scale, scale = max |x| / 127 rounded to f16. 34 bytes, no
+// padding.
+struct Kv8Block {
+  static constexpr size_t kValues = 32;
+  uint16_t scale;
+  int8_t level[kValues];
+};
+
+// n keys and n values of one kv head, rows of `row_bytes` bytes one after the other; dim values of a key and value_dim
+// <= dim of a value count.
+enum class KvRows : uint8_t { f16, f32, kv8 };
+struct AttnTile {
+  KvRows rows = KvRows::f16;
+  const uint8_t *keys = nullptr, *values = nullptr;
+  size_t n = 0, row_bytes = 0, dim = 0, value_dim = 0;
+  float scale = 1;
+  size_t ahead = 0;  // bytes from here to the rows that are wanted next, to be brought near; 0: there are none
+};
+// Floats that attn_fold needs for the scores of a tile of n keys, n a multiple of 16.
+constexpr size_t attn_score_floats(size_t n) { return 8 * n; }
+
 struct Kernels {
   const char* name;
   int rank;  // the highest supported rank wins under "auto"
@@ -47,10 +68,14 @@ struct Kernels {
   void (*matmul_f32)(const Matrix& w, const float* x, size_t x_stride, const uint32_t* x_index, size_t tokens,
                      size_t row0, size_t row1, float* y, size_t y_stride);
 
-  // Attention over one tile of n keys of one kv head, rows [n, dim] contiguous, f16 or f32 (kv_f32).
+  // One query and n rows [n, dim] contiguous, f16 or f32 (kv_f32).
   // scores[i] = scale * q . k_i ;   acc[d] += sum_i p[i] * v_i[d], i ascending.
   void (*attn_scores)(const float* q, const void* k, bool kv_f32, size_t n, size_t dim, float scale, float* scores);
   void (*attn_values)(const float* p, const void* v, bool kv_f32, size_t n, size_t dim, float* acc);
+  // Folds a tile into the states of `queries` queries, q[i] each: maximum and sum of their softmax, and
+  // out[i * value_dim], what they have gathered so far, not divided by the sum. A new state is -infinity, 0 and zeros.
+  void (*attn_fold)(const AttnTile& tile, const float* const* q, size_t queries, float* scores, float* out, float* max,
+                    float* sum);
 
   // out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps), n values.
   void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
@@ -77,13 +102,6 @@ struct Kernels {
   // The same where each element of the state decays by itself: S = exp(dt[v] a[k * a_stride + v]) S + k[k] u[v].
   void (*selective_step)(float* state, size_t keys, size_t values, const float* a, size_t a_stride, const float* dt,
                          const float* k, const float* u, const float* q, float* out);
-};
-
-// 32 values: level * scale, scale = max |x| / 127 rounded to f16. 34 bytes, no padding.
-struct Kv8Block {
-  static constexpr size_t kValues = 32;
-  uint16_t scale;
-  int8_t level[kValues];
 };
 
 // Kernel files register themselves: static const RegisterKernels r(&table); placed after their target region closes.

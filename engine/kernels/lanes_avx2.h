@@ -11,6 +11,7 @@ struct I {
 // Rows times vectors of a tile, more than the registers hold: it is the reads of the vectors that cost (measured: 2 x 2
 // without a spill is a third slower). And rows (or keys) times one vector.
 constexpr int kDotRows = 4, kDotVectors = 4, kDotStreams = 4;
+constexpr int kAttnSums = 4;  // keys (or registers of values) times queries of lanes_queries.h
 
 // All ones in the first n of eight 32-bit lanes; n may be negative or above 8.
 inline __m256i first8(int n) {
@@ -42,6 +43,10 @@ inline F widen_f16(__m256i h) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 inline __m256 widen_bf16_8(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+inline F set_f16(uint16_t h) {
+  const __m256 x = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(h)));
+  return {x, x};
+}
 inline F widen_bf16(__m256i h) {
   return {widen_bf16_8(_mm256_castsi256_si128(h)), widen_bf16_8(_mm256_extracti128_si256(h, 1))};
 }
@@ -76,6 +81,22 @@ inline float sum(F x) {
   const __m128 h4 = _mm_add_ps(_mm256_castps256_ps128(h8), _mm256_extractf128_ps(h8, 1));
   const __m128 h2 = _mm_add_ps(h4, _mm_movehl_ps(h4, h4));
   return _mm_cvtss_f32(_mm_add_ss(h2, _mm_movehdup_ps(h2)));
+}
+inline __m128 onto_four(F x) {
+  const __m256 h8 = _mm256_add_ps(x.a, x.b);
+  return _mm_add_ps(_mm256_castps256_ps128(h8), _mm256_extractf128_ps(h8, 1));
+}
+// out[i] = sum(a[i]), in the same order: four are added up side by side.
+template <int N>
+inline void store_sums(const F (&a)[N], float* out) {
+  if constexpr (N != 4) {
+    for (int i = 0; i < N; ++i) out[i] = sum(a[i]);
+  } else {
+    const __m128 x = onto_four(a[0]), y = onto_four(a[1]), z = onto_four(a[2]), w = onto_four(a[3]);
+    const __m128 xy = _mm_add_ps(_mm_unpacklo_ps(x, y), _mm_unpackhi_ps(x, y));
+    const __m128 zw = _mm_add_ps(_mm_unpacklo_ps(z, w), _mm_unpackhi_ps(z, w));
+    _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(xy, zw), _mm_movehl_ps(zw, xy)));
+  }
 }
 inline float largest(F x) {
   const __m256 h8 = _mm256_max_ps(x.a, x.b);

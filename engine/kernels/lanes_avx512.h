@@ -10,6 +10,7 @@ struct I {
 
 // Accumulators that fit the registers: rows times vectors of a tile, and rows (or keys) times one vector.
 constexpr int kDotRows = 4, kDotVectors = 4, kDotStreams = 8;
+constexpr int kAttnSums = 16;  // keys (or registers of values) times queries of lanes_queries.h
 
 inline __mmask16 first(size_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
@@ -21,6 +22,7 @@ inline void store(float* p, F a, size_t n) { _mm512_mask_storeu_ps(p, first(n), 
 inline __m256i load_16(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline __m256i load_16(const uint16_t* p, size_t n) { return _mm256_maskz_loadu_epi16(first(n), p); }
 inline F widen_f16(__m256i h) { return {_mm512_cvtph_ps(h)}; }
+inline F set_f16(uint16_t h) { return {_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(h)))}; }
 inline F widen_bf16(__m256i h) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))}; }
 inline void store_f16(uint16_t* p, F a, size_t n) {
   _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -45,6 +47,29 @@ inline float sum(F a) {
   const __m128 h4 = _mm_add_ps(_mm256_castps256_ps128(h8), _mm256_extractf128_ps(h8, 1));
   const __m128 h2 = _mm_add_ps(h4, _mm_movehl_ps(h4, h4));
   return _mm_cvtss_f32(_mm_add_ss(h2, _mm_movehdup_ps(h2)));
+}
+// out[i] = sum(a[i]), in the same order: sixteen are added up side by side.
+template <int N>
+inline void store_sums(const F (&a)[N], float* out) {
+  if constexpr (N != 16) {
+    for (int i = 0; i < N; ++i) out[i] = sum(a[i]);
+  } else {
+    __m512 quarter[4], half[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // fours of sums 4 j + i, j ascending over the quarters of the register
+      const __m512 x = a[i].v, y = a[4 + i].v, z = a[8 + i].v, w = a[12 + i].v;
+      const __m512 xy = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+      const __m512 zw = _mm512_add_ps(_mm512_shuffle_f32x4(z, w, 0x44), _mm512_shuffle_f32x4(z, w, 0xee));
+      quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(xy, zw, 0x88), _mm512_shuffle_f32x4(xy, zw, 0xdd));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)  // pairs of sums 4 j + 2 i and 4 j + 2 i + 1, even lanes and odd
+      half[i] = _mm512_add_ps(_mm512_unpacklo_ps(quarter[2 * i], quarter[2 * i + 1]),
+                              _mm512_unpackhi_ps(quarter[2 * i], quarter[2 * i + 1]));
+    const __m512d x = _mm512_castps_pd(half[0]), y = _mm512_castps_pd(half[1]);
+    _mm512_storeu_ps(
+        out, _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y))));
+  }
 }
 inline float largest(F a) { return _mm512_reduce_max_ps(a.v); }
 

@@ -439,6 +439,108 @@ TEST(kernels_attention_values_in_two_tiles_are_the_same_bits) {
   }
 }
 
+// A tile of random keys and values in each form, its queries and what became of them.
+struct Folded {
+  std::vector<float> out, max, sum;
+};
+
+Folded fold(const Kernels& k, AttnTile tile, const std::vector<const float*>& q, const std::vector<size_t>& tiles) {
+  Folded f{std::vector<float>(q.size() * tile.value_dim, 0.0f), std::vector<float>(q.size(), -INFINITY),
+           std::vector<float>(q.size(), 0.0f)};
+  std::vector<float> scores(attn_score_floats(64));
+  for (const size_t n : tiles) {
+    tile.n = n;
+    k.attn_fold(tile, q.data(), q.size(), scores.data(), f.out.data(), f.max.data(), f.sum.data());
+    tile.keys += n * tile.row_bytes;
+    tile.values += n * tile.row_bytes;
+  }
+  return f;
+}
+
+struct StoredRows {
+  std::vector<float> values;   // as the rows say them
+  std::vector<uint8_t> bytes;  // of one row after the other
+  size_t row_bytes;
+};
+
+StoredRows store_rows(KvRows rows, const std::vector<float>& x, size_t dim) {
+  const Kernels& scalar = *choose_kernels("scalar").value();
+  if (rows == KvRows::kv8) {
+    StoredRows s{x, std::vector<uint8_t>(x.size() / Kv8Block::kValues * sizeof(Kv8Block)), dim / 32 * sizeof(Kv8Block)};
+    scalar.f32_to_kv8_row(x.data(), x.size(), s.bytes.data());
+    scalar.kv8_to_f32_row(s.bytes.data(), x.size(), s.values.data());
+    return s;
+  }
+  const size_t size = rows == KvRows::f16 ? 2 : 4;
+  StoredRows s{x, std::vector<uint8_t>(x.size() * size), dim * size};
+  if (rows == KvRows::f32) std::memcpy(s.bytes.data(), x.data(), s.bytes.size());
+  if (rows == KvRows::f16) {
+    scalar.f32_to_f16_row(x.data(), x.size(), reinterpret_cast<uint16_t*>(s.bytes.data()));
+    scalar.f16_to_f32_row(reinterpret_cast<const uint16_t*>(s.bytes.data()), x.size(), s.values.data());
+  }
+  return s;
+}
+
+constexpr KvRows kKvRows[] = {KvRows::f16, KvRows::f32, KvRows::kv8};
+
+TEST(kernels_attn_fold_against_double) {
+  for (const KvRows rows : kKvRows) {
+    for (const size_t dim : {size_t{32}, size_t{64}, size_t{96}, size_t{128}, size_t{20}, size_t{576}}) {
+      if (rows == KvRows::kv8 && dim % 32 != 0) continue;
+      const size_t value_dim = dim == 576 ? 512 : dim, n = 64 + 37, queries = 15;  // passes of 8, 4, 2 and 1
+      const StoredRows k = store_rows(rows, random_floats(n * dim, 51), dim);
+      const StoredRows v = store_rows(rows, random_floats(n * dim, 52), dim);
+      const auto x = random_floats(queries * dim, 53, 3.0f);
+      std::vector<const float*> q;
+      for (size_t i = 0; i < queries; ++i) q.push_back(x.data() + i * dim);
+      std::vector<double> truth(queries * value_dim, 0.0);
+      for (size_t i = 0; i < queries; ++i) {
+        std::vector<double> p(n, 0.0);
+        double top = -INFINITY, sum = 0;
+        for (size_t j = 0; j < n; ++j) {
+          for (size_t d = 0; d < dim; ++d) p[j] += 0.1 * q[i][d] * k.values[j * dim + d];
+          top = std::max(top, p[j]);
+        }
+        for (size_t j = 0; j < n; ++j) sum += p[j] = std::exp(p[j] - top);
+        for (size_t j = 0; j < n; ++j)
+          for (size_t d = 0; d < value_dim; ++d) truth[i * value_dim + d] += p[j] / sum * v.values[j * dim + d];
+      }
+      const AttnTile tile{rows, k.bytes.data(), v.bytes.data(), 0, k.row_bytes, dim, value_dim, 0.1f, 0};
+      for (const Kernels* kernels : all_kernels()) {
+        if (!kernels->supported()) continue;
+        Folded f = fold(*kernels, tile, q, {37, 64});
+        for (size_t i = 0; i < f.out.size(); ++i) f.out[i] /= f.sum[i / value_dim];
+        CHECK(error_of(f.out, truth) < 1e-5);
+      }
+    }
+  }
+}
+
+TEST(kernels_attn_fold_a_query_is_as_alone_and_isas_agree_bit_for_bit) {
+  for (const KvRows rows : kKvRows) {
+    const size_t dim = 128, n = 64 + 29, queries = 15;
+    const StoredRows k = store_rows(rows, random_floats(n * dim, 54), dim);
+    const StoredRows v = store_rows(rows, random_floats(n * dim, 55), dim);
+    const auto x = random_floats(queries * dim, 56, 3.0f);
+    std::vector<const float*> q;
+    for (size_t i = 0; i < queries; ++i) q.push_back(x.data() + i * dim);
+    AttnTile tile{rows, k.bytes.data(), v.bytes.data(), 0, k.row_bytes, dim, dim, 0.1f, 0};
+    std::vector<Folded> all;
+    for (const Kernels* kernels : fast_kernels()) {
+      all.push_back(fold(*kernels, tile, q, {64, 29}));
+      for (size_t i = 0; i < queries; ++i) {
+        const Folded one = fold(*kernels, tile, {q[i]}, {64, 29});
+        CHECK(std::equal(one.out.begin(), one.out.end(), all.back().out.begin() + static_cast<ptrdiff_t>(i * dim)));
+        CHECK(one.max[0] == all.back().max[i] && one.sum[0] == all.back().sum[i]);
+      }
+    }
+    for (const Folded& f : all)
+      CHECK(same_bits(f.out, all[0].out) && same_bits(f.max, all[0].max) && same_bits(f.sum, all[0].sum));
+    tile.ahead = 64 * tile.row_bytes;  // changes time only
+    CHECK(all.empty() || same_bits(fold(*fast_kernels()[0], tile, q, {64, 29}).out, all[0].out));
+  }
+}
+
 TEST(kernels_exp_within_one_and_a_half_ulp) {
   for (const Kernels* k : fast_kernels()) {
     double worst = 0;
