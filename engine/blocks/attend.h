@@ -1,6 +1,7 @@
 // Attention over the cache: each query against the keys it may see, online softmax over key tiles anchored at absolute
-// positions, so that a query's result does not depend on how the prompt was cut into chunks. Shared by every block that
-// keeps keys and values. Online softmax: Milakov & Gimelshein 2018, Dao et al. 2022.
+// positions, so that a query's result does not depend on how the prompt was cut into chunks, nor on how many threads
+// share its keys. Shared by every block that keeps keys and values. Online softmax: Milakov & Gimelshein 2018, Dao et
+// al. 2022; spans of keys computed apart: Dao et al. 2023.
 #pragma once
 
 #include "blocks/batch.h"
@@ -26,6 +27,8 @@ void attend(const Compute& c, const Queries& queries, Workspace& ws);
 
 // Floats that one worker of attend() needs; group = heads / kv_heads.
 size_t attend_worker_floats(size_t head_dim, size_t group);
+// And that all of them together need for slices that are split: few heads, many keys.
+size_t attend_span_floats(size_t head_dim, size_t group, size_t threads);
 
 // Rotates the first 2 * half values of a head in place, in halves or in interleaved pairs.
 void rotate(float* head, const float* cos, const float* sin, size_t half, bool interleaved);

@@ -40,6 +40,7 @@ struct Workspace {
 
   float* attn_worker = nullptr;  // [workers, attn_worker_floats]
   size_t attn_worker_floats = 0;
+  float* attn_spans = nullptr;  // [attend_span_floats]
 
   uint8_t* acts_32 = nullptr;   // [T, act_row_bytes(q8_32, widest input)]
   uint8_t* acts_256 = nullptr;  // [T, act_row_bytes(q8_256, widest input)]

@@ -10,16 +10,16 @@ namespace {
 
 // The largest of everything the blocks of a model ask for.
 struct Extents {
-  size_t q = 0, k = 0, v = 0, attn = 0, attn_gate = 0, attend_worker = 0;
+  size_t q = 0, k = 0, v = 0, attn = 0, attn_gate = 0, attend_worker = 0, attend_spans = 0;
   size_t recur_a = 0, recur_b = 0, recur_rank = 0;
   size_t q_rank = 0, nope_q = 0, latent_q = 0, latent_out = 0;
   size_t input_rows_bytes[2] = {};  // int8 forms of the heads' batches of latent attention
   size_t dense_width = 0, expert_width = 0, top_k = 0, experts = 0, choice = 0, pair_weight = 0;
 
-  explicit Extents(const ModelSpec& model) {
+  Extents(const ModelSpec& model, size_t threads) {
     for (const LayerSpec& layer : model.layers) {
       const AttentionSpec& a = layer.attention;
-      a.is_recurrent() ? add_recurrent(a.block, layer.recurrent) : add_attention(a);
+      a.is_recurrent() ? add_recurrent(a.block, layer.recurrent) : add_attention(a, threads);
       const FfnSpec& f = layer.ffn;
       dense_width = std::max<size_t>({dense_width, f.width, f.shared_width});
       expert_width = std::max<size_t>(expert_width, f.expert_width);
@@ -31,8 +31,9 @@ struct Extents {
   }
 
  private:
-  void add_attention(const AttentionSpec& a) {
+  void add_attention(const AttentionSpec& a, size_t threads) {
     attend_worker = std::max(attend_worker, attend_worker_floats(a.head_dim, a.heads / a.kv_heads));
+    attend_spans = std::max(attend_spans, attend_span_floats(a.head_dim, a.heads / a.kv_heads, threads));
     k = std::max<size_t>(k, size_t{a.kv_heads} * a.head_dim);
     a.block == AttentionBlock::mla ? add_mla(a) : add_gqa(a);
   }
@@ -126,7 +127,7 @@ void lay_out_feed_forward(const Extents& e, size_t T, size_t hidden, Layout& l, 
 
 // Without the logits, which stay where they are.
 uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memory, Workspace* w) {
-  const Extents e(model);
+  const Extents e(model, threads);
   const size_t hidden = model.hidden, widest_input = std::max({hidden, e.attn, e.q_rank, e.recur_rank});
   Layout l(memory);
   l.take(w->x, T * hidden);
@@ -151,6 +152,7 @@ uint64_t lay_out(const ModelSpec& model, size_t T, size_t threads, uint8_t* memo
   l.take(w->rope_sin, model.ropes.size() * T * w->rope_half);
   w->attn_worker_floats = e.attend_worker;
   l.take(w->attn_worker, threads * w->attn_worker_floats);
+  l.take(w->attn_spans, e.attend_spans);
   l.take(w->acts_32, std::max(T * act_row_bytes(ActFormat::q8_32, widest_input), e.input_rows_bytes[0]));
   l.take(w->acts_256, std::max(T * act_row_bytes(ActFormat::q8_256, widest_input), e.input_rows_bytes[1]));
   lay_out_feed_forward(e, T, hidden, l, w);
