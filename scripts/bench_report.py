@@ -6,8 +6,6 @@ import statistics
 from typing import Any
 
 UNITS = {
-    "prefill_512_tok_s": ("prefill 512, tok/s", 1.0),
-    "prefill_64_tok_s": ("prefill 64, tok/s", 1.0),
     "decode_tok_s": ("decode, tok/s", 1.0),
     "decode_step_ms_median": ("median step, ms", 1.0),
     "client_ms_per_step": ("of it pipe and client, ms", 1.0),
@@ -52,9 +50,9 @@ def part_table(part: dict[str, dict[str, list[float]]]) -> list[str]:
     lengths = {
         name: (name.replace("_tok_s", "").replace("_", " ") + ", tok/s", 1.0)
         for name in part
-        if "_to_" in name or "_at_" in name
+        if name.startswith("prefill_") or "_to_" in name or "_at_" in name
     }
-    for metric, (title, scale) in (UNITS | lengths).items():
+    for metric, (title, scale) in (lengths | UNITS).items():
         by_arm = part.get(metric)
         if not by_arm or "disk" in by_arm:
             continue

@@ -6,8 +6,9 @@
 
 Before anything is timed the logits of both are compared on a short prompt. Then, as asked by --parts:
 
-  ram     everything resident: prefill of 64 and 512 tokens, decode
-  long    everything resident, one conversation that grows to each of --contexts: decode there
+  ram     everything resident: prefill of each of --prompts, decode
+  long    everything resident, one conversation that grows to each of --contexts: decode there, the programs in turns of
+          eight tokens. A context is filled once: 16,384 tokens take three programs some minutes, 4,096 half a one
   cgroup  a memory cgroup of 1/2 and 1/4 of the GGUF, caches dropped, a fresh process each round: first token of a cold
           process, first token of a warm one, decode; bytes read per token. llama.cpp maps the file, with the block
           device's own read-ahead and with 128 KiB, its best. Needs root; without it the part is skipped, loudly.
@@ -42,7 +43,7 @@ from smoe_cli.engine.flags import EngineFlags
 
 BEST_READ_AHEAD_KIB = 128
 COLD_PROMPT = 45
-CTX = 1024
+TURN = 8  # tokens that a program decodes before the next one does, in a long context
 
 
 def say(text: str) -> None:
@@ -73,7 +74,7 @@ class Bench:
         self.details[name] = {key: value for key, value in details.items() if not str(value).startswith("/")}
 
     def ours(self, **flags: Any) -> Ours:
-        flags = {"ctx": CTX, "threads": self.options.threads} | flags
+        flags = {"ctx": 1024, "threads": self.options.threads} | flags
         return Ours("smoe", self.options.vault, EngineFlags(**flags))
 
     def peer(self, name: str, *flags: str) -> Peer:
@@ -86,9 +87,15 @@ class Bench:
     # -- in RAM --
 
     def in_ram(self) -> None:
-        programs: list[Program] = [self.ours(), self.peer("llama.cpp"), self.peer("llama.cpp no-repack", "--no-repack")]
+        window = max(512, *self.options.prompts) + 512
+        ctx = ("--ctx", str(window))
+        programs: list[Program] = [
+            self.ours(ctx=window),
+            self.peer("llama.cpp", *ctx),
+            self.peer("llama.cpp no-repack", "--no-repack", *ctx),
+        ]
         if self.options.ik_python:
-            programs += [self.ik("ik_llama.cpp"), self.ik("ik_llama.cpp no-repack", "--no-repack")]
+            programs += [self.ik("ik_llama.cpp", *ctx), self.ik("ik_llama.cpp no-repack", "--no-repack", *ctx)]
         with contextlib.ExitStack() as stack:
             for program in programs:
                 program.start()
@@ -103,7 +110,7 @@ class Bench:
                 self.sample("ram", program.name, "peak_rss_bytes", program.peak_rss_bytes(), 0)
 
     def _ram_round(self, program: Program, round_: int) -> None:
-        for count in (512, 64):
+        for count in self.options.prompts:
             ms = program.prefill(self.ids(count, 100 + round_))
             self.sample("ram", program.name, f"prefill_{count}_tok_s", count / ms * 1e3, round_)
         steps = program.decode(self.ids(self.options.gen, 200 + round_))
@@ -115,30 +122,38 @@ class Bench:
         say(f"ram {round_} {program.name}: decode {len(steps) / sum(steps) * 1e3:.2f} tok/s")
 
     def at_length(self) -> None:
-        """Decode after each of the contexts, in one conversation a round that grows to the longest."""
-        contexts, gen = self.options.contexts, self.options.gen
-        window = max(contexts) + gen
+        """Decode after each of the contexts, in one conversation that grows to the longest."""
+        window = max(self.options.contexts) + self.options.gen * self.options.rounds
         programs: list[Program] = [self.ours(ctx=window), self.peer("llama.cpp", "--ctx", str(window))]
         if self.options.ik_python:
             programs.append(self.ik("ik_llama.cpp", "--ctx", str(window)))
+        text, kept = self.ids(window, 700), 0
         with contextlib.ExitStack() as stack:
             for program in programs:
                 program.start()
                 stack.callback(program.stop)
-            for round_ in range(self.options.long_rounds):
-                text = self.ids(window, 700 + round_)
-                kept = 0
-                for context in contexts:
-                    for program in rotated(programs, round_):
-                        ms = program.prefill(text[:context], kept)
-                        self.sample(
-                            "long", program.name, f"added_to_{context}_tok_s", (context - kept) / ms * 1e3, round_
-                        )
-                        steps = own_times(program, program.decode(text[context : context + gen]))
-                        rate = 1e3 / statistics.median(steps)
-                        self.sample("long", program.name, f"decode_at_{context}_tok_s", rate, round_)
-                        say(f"long {round_} {program.name}: {rate:.2f} tok/s at {context}")
-                    kept = context + gen
+                program.prefill(text[:8])
+            for context in self.options.contexts:
+                for program in programs:
+                    ms = program.prefill(text[:context], kept)
+                    self.sample("long", program.name, f"added_to_{context}_tok_s", (context - kept) / ms * 1e3, 0)
+                    say(f"long {program.name}: {context} tokens")
+                kept = context
+                for round_ in range(self.options.rounds):
+                    self._decode_in_turns(programs, context, text[kept : kept + self.options.gen], round_)
+                    kept += self.options.gen
+
+    def _decode_in_turns(self, programs: list[Program], context: int, ids: list[int], round_: int) -> None:
+        steps: dict[str, list[float]] = {program.name: [] for program in programs}
+        for turn, begin in enumerate(range(0, len(ids), TURN)):
+            for program in rotated(programs, turn):
+                times = program.decode(ids[begin : begin + TURN])
+                # The first of a turn finds another program's weights in the cache, and its threads asleep.
+                steps[program.name] += own_times(program, times)[1:]
+        for name, times in steps.items():
+            rate = 1e3 / statistics.median(times)
+            self.sample("long", name, f"decode_at_{context}_tok_s", rate, round_)
+            say(f"long {round_} {name}: {rate:.2f} tok/s at {context}")
 
     # -- larger than memory --
 
@@ -249,13 +264,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for raw.json and README.md")
     parser.add_argument("--parts", default="ram,cgroup", help="what to measure (%(default)s)")
     parser.add_argument("--fractions", default="2,4", help="limits, as parts of the model (%(default)s)")
+    parser.add_argument("--prompts", default="512,64", help="of the part ram (%(default)s)")
     parser.add_argument("--contexts", default="1024,4096,16384", help="of the part long (%(default)s)")
-    parser.add_argument("--long-rounds", type=int, default=3, help="of the part long (%(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gen", type=int, default=64, help="decode steps a round")
     options = parser.parse_args()
     options.fractions = [int(part) for part in options.fractions.split(",")]
+    options.prompts = [int(part) for part in options.prompts.split(",")]
     options.contexts = [int(part) for part in options.contexts.split(",")]
     options.parts = options.parts.split(",")
     return options
