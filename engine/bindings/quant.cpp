@@ -7,9 +7,11 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "quant/store.h"
 
 namespace py = pybind11;
 
@@ -141,6 +143,49 @@ py::bytes repack(const std::string& name, const py::buffer& data, uint64_t rows,
   return fill_bytes(stored_bytes(e, to, rows, cols), [&](uint8_t* dst) { function(e, bytes.data(), rows, cols, dst); });
 }
 
+// A writable buffer, of which `bytes` are used from `offset` on.
+class Target {
+ public:
+  Target(const py::buffer& buffer, uint64_t offset, uint64_t bytes) : offset_(offset) {
+    if (PyObject_GetBuffer(buffer.ptr(), &view_, PyBUF_WRITABLE) != 0) throw py::error_already_set();
+    const uint64_t size = static_cast<uint64_t>(view_.len);
+    if (offset > size || bytes > size - offset) {
+      PyBuffer_Release(&view_);
+      raise(Status(Code::usage, std::to_string(bytes) + " bytes do not fit at " + std::to_string(offset) + " of " +
+                                    std::to_string(size)));
+    }
+  }
+  ~Target() { PyBuffer_Release(&view_); }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+  uint8_t* data() const { return static_cast<uint8_t*>(view_.buf) + offset_; }
+
+ private:
+  Py_buffer view_ = {};
+  uint64_t offset_;
+};
+
+std::pair<double, double> store(const std::string& from_name, const py::buffer& data, uint64_t rows, uint64_t cols,
+                                const std::string& to_name, const std::string& layout_name, const py::buffer& target,
+                                uint64_t offset, const std::optional<FloatArray>& importance) {
+  const Encoding from = find_encoding(from_name), to = find_encoding(to_name);
+  const Layout layout = find_layout(layout_name);
+  if (from != to && !encoding_info(from).plain) {
+    raise(Status(Code::usage, from_name + " is kept or decoded, not encoded again"));
+  }
+  const Bytes source(data, checked_size(from, Layout::rows, rows, cols));
+  const Target out(target, offset, checked_size(to, layout, rows, cols));
+  const float* weights = checked_importance(importance, cols);
+  StoreSums sums;
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = store_rows(from, source.data(), rows, cols, to, layout, out.data(), weights, &sums);
+  }
+  check(status);
+  return {sums.error, sums.norm};
+}
+
 }  // namespace
 
 void bind_quant(py::module_& m) {
@@ -163,6 +208,10 @@ void bind_quant(py::module_& m) {
         return repack(name, data, rows, cols, Layout::panel16, Layout::rows, unpack_panels);
       },
       py::arg("name"), py::arg("data"), py::arg("rows"), py::arg("cols"), "panel16 -> rows layout, exactly.");
+  m.def("store", &store, py::arg("source"), py::arg("data"), py::arg("rows"), py::arg("cols"), py::arg("name"),
+        py::arg("layout"), py::arg("target"), py::arg("offset"), py::arg("importance") = py::none(),
+        "Rows in the plain encoding `source`, or in `name` itself, into a writable buffer at `offset`, as `name` in a\n"
+        "layout; (squared error, squared norm), not finite where a value is not. Errors as encode's.");
   m.def(
       "stored_bytes",
       [](const std::string& name, const std::string& layout, uint64_t rows, uint64_t cols) {

@@ -54,10 +54,10 @@ constexpr Fitter kAvx512 = {
     by_width<avx512::fit_signed, avx2::fit_signed, int32_t, SignedFit*>,
     by_width<avx512::fit_stepwise, avx2::fit_stepwise, int32_t, SignedFit*>,
     by_width<avx512::fit_uneven, avx2::fit_uneven, float*>,
-    by_width<avx512::weigh, avx2::weigh, float*>,
     avx512::round_to,
     avx512::round_away,
     avx512::largest,
+    avx512::squares,
 };
 #endif
 constexpr Fitter kPortable = any_cpu::table("portable");

@@ -11,7 +11,8 @@ namespace smoe {
 inline constexpr uint32_t kFitLanes = 32;   // sub-blocks at most; 8, 16 or 32 are used
 inline constexpr uint32_t kFitValues = 32;  // a sub-block has 16 or 32
 
-// What is fitted: x[n * s + k] with weight w[n * s + k], sub-block s < subs, k < n.
+// What is fitted: x[n * s + k] with weight w[n * s + k], sub-block s < subs, k < n; without weights, the root of the mean
+// square of the sub-block plus |x|, as in Q4_K and Q5_K.
 struct FitInput {
   uint32_t n = 32;
   const float* x = nullptr;
@@ -49,14 +50,14 @@ struct Fitter {
   void (*stepwise)(const FitInput& in, int32_t most, SignedFit* fit);
   // scale[s] * kLevels[some k], the sixteen uneven levels of IQ4 (uneven.h). Gives the scales alone; n is 32.
   void (*uneven)(const FitInput& in, float* scale);
-  // w[32 s + k] = sqrt(mean of x^2 over sub-block s) + |x|: the weights of Q4_K and Q5_K. n is 32.
-  void (*weigh)(const FitInput& in, float* w);
   // level[k] = clamp(round_even((x[k] + add) / scale), low, high), k < n; n is a multiple of 16.
   void (*round)(const float* x, uint32_t n, float add, float scale, int32_t low, int32_t high, int8_t* level);
   // level[k] = x[k] * inverse to the nearest, halves away from zero, k < n; n is a multiple of 16, levels fit a byte.
   void (*round_away)(const float* x, uint32_t n, float inverse, int8_t* level);
   // The largest magnitude, as the bits of a float: they order as the numbers do, infinities and NaNs above all others.
   uint32_t (*largest)(const float* x, uint64_t n);
+  // Sums over (y - x)^2 and over x^2.
+  void (*squares)(const float* x, const float* y, uint64_t n, double* difference, double* size);
 };
 const Fitter& fitter();
 const Fitter* const* fitters();  // all that this processor can run, ended by null: for the tests

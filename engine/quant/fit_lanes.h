@@ -14,7 +14,15 @@ struct Values {  // the values and their weights
   V x[N], w[N];
   void load(const FitInput& in) {
     transpose(in.x, x);
-    transpose(in.w, w);
+    if (in.w != nullptr) return transpose(in.w, w);
+    V mean = {};
+    for (int k = 0; k < N; ++k) mean += x[k] * x[k];
+    mean /= static_cast<float>(N);
+    square_root(&mean);
+    for (int k = 0; k < N; ++k) {
+      magnitude(x[k], &w[k]);
+      w[k] = mean + w[k];
+    }
   }
 };
 
@@ -199,28 +207,7 @@ void fit_uneven(const FitInput& input, float* out) {
   }
 }
 
-// ---- weights and levels of known scales ----
-
-void weigh(const FitInput& in, float* w) {
-  for (uint32_t s = 0; s < in.subs; s += kLanes) {
-    V x[32], sum = {};
-    transpose(in.x + 32 * s, x);
-    for (int k = 0; k < 32; ++k) sum += x[k] * x[k];
-    float squares[kLanes];
-    std::memcpy(squares, &sum, sizeof(sum));
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      const float rms = std::sqrt(squares[lane] / 32.0f);
-      const uint32_t first = 32 * (s + lane);
-      for (uint32_t k = first; k < first + 32; k += kLanes) {
-        V size;
-        std::memcpy(&size, in.x + k, sizeof(size));
-        magnitude(size, &size);
-        const V sum_of = rms + size;
-        std::memcpy(w + k, &sum_of, sizeof(sum_of));
-      }
-    }
-  }
-}
+// ---- levels of known scales, and sums ----
 
 inline void store_bytes(const W& rounded, int8_t* out) {
   const B bytes = __builtin_convertvector(rounded, B);
@@ -265,6 +252,35 @@ uint32_t largest(const float* x, uint64_t n) {
   return static_cast<uint32_t>(found);
 }
 
+// Sixteen float sums side by side on every processor, so that all find the same.
+void squares(const float* x, const float* y, uint64_t n, double* difference, double* size) {
+  constexpr uint32_t kParts = 16 / kLanes;
+  V apart[kParts] = {}, own[kParts] = {};
+  uint64_t k = 0;
+  for (; k + 16 <= n; k += 16) {
+    for (uint32_t p = 0; p < kParts; ++p) {
+      V a, b;
+      std::memcpy(&a, x + k + kLanes * p, sizeof(a));
+      std::memcpy(&b, y + k + kLanes * p, sizeof(b));
+      own[p] += a * a;
+      apart[p] += (b - a) * (b - a);
+    }
+  }
+  float lanes[2][16];
+  std::memcpy(lanes[0], apart, sizeof(apart));
+  std::memcpy(lanes[1], own, sizeof(own));
+  *difference = *size = 0;
+  for (uint32_t lane = 0; lane < 16; ++lane) {
+    *difference += static_cast<double>(lanes[0][lane]);
+    *size += static_cast<double>(lanes[1][lane]);
+  }
+  for (; k < n; ++k) {
+    const double a = static_cast<double>(x[k]), b = static_cast<double>(y[k]);
+    *difference += (b - a) * (b - a);
+    *size += a * a;
+  }
+}
+
 constexpr Fitter table(const char* name) {
-  return {name, fit_affine, fit_signed, fit_stepwise, fit_uneven, weigh, round_to, round_away, largest};
+  return {name, fit_affine, fit_signed, fit_stepwise, fit_uneven, round_to, round_away, largest, squares};
 }

@@ -72,6 +72,15 @@ inline void round_level(const V& x, int32_t low, int32_t high, W* level) {  // r
 
 inline void to_float(const W& level, V* out) { *out = __builtin_convertvector(level, V); }
 inline void magnitude(const V& x, V* out) { *out = x < 0 ? -x : x; }
+inline void square_root(V* x) {
+#if SMOE_FIT_LANES == 16
+  *x = (V)_mm512_sqrt_ps((__m512)*x);
+#elif defined(__AVX2__)
+  *x = (V)_mm256_sqrt_ps((__m256)*x);
+#else
+  for (uint32_t lane = 0; lane < kLanes; ++lane) (*x)[lane] = std::sqrt((*x)[lane]);
+#endif
+}
 inline bool any(const W& mask) {
 #if SMOE_FIT_LANES == 16
   return _mm512_movepi32_mask((__m512i)mask) != 0;

@@ -124,11 +124,10 @@ struct Blocks {
     AffineFit fit;
     float w[N * kValues], sums[N * kSubs];
     const bool weighted = known.importance != nullptr;
-    FitInput in = {kSub, x, w, N * kSubs, false};
+    FitInput in = {kSub, x, weighted ? w : nullptr, N * kSubs, false};
     for (uint32_t b = 0; weighted && b < N; ++b) {
       weigh(x + kValues * b, known.importance + kValues * b, w + kValues * b, sums + kSubs * b);
     }
-    if (!weighted) fitter().weigh(in, w);
     fitter().affine(in, weighted ? kWeighted : kPlain, &fit);
     Scales scales[N];
     for (uint32_t b = 0; b < N; ++b) {

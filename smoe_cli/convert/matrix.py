@@ -16,6 +16,8 @@ from smoe_cli.convert.blocks import RowTensor
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
 from smoe_cli.families.model import Groups
 
+PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -55,9 +57,22 @@ class Matrix:
         return self.tensor.native if isinstance(self.tensor, RowTensor) and not turned and not self.add else ""
 
     @property
+    def stored(self) -> str:
+        """The encoding whose bytes ``read_stored`` gives, or a plain one; "" where the values have to be read."""
+        if isinstance(self.tensor, RowTensor) or self.groups is not None:
+            return self.native
+        return PLAIN.get(self.dtype, "") if self.scale is None and not self.transposed and not self.add else ""
+
+    @property
     def reads_whole(self) -> bool:
         """Whether any row costs as much to read as all of them."""
         return self.transposed or (isinstance(self.tensor, RowTensor) and self.tensor.whole)
+
+    def read_stored(self, reader: FileReader, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows [start, stop) in the bytes of ``stored``."""
+        if isinstance(self.tensor, RowTensor):
+            return self.read_native(reader, start, stop)
+        return self.read_raw(reader, start, stop)
 
     def read_native(self, reader: FileReader, start: int, stop: int) -> NDArray[np.uint8]:
         """Rows [start, stop) in the bytes of ``native``, [stop - start, bytes of a row]."""

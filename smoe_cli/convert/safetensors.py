@@ -5,6 +5,7 @@ A file is u64 header length, a JSON header {name: {dtype, shape, data_offsets}},
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -33,6 +34,9 @@ DTYPE_BYTES = {
 DTYPE_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 WEIGHT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3")
 MAX_HEADER_BYTES = 256 << 20
+LARGE_BYTES = 1 << 20  # of a read that is worth asking the disk for at once
+ALIGNMENT = 4096  # of direct reads
+DIRECT = getattr(os, "O_DIRECT", 0)
 AGAIN = "download it again"
 
 
@@ -97,38 +101,99 @@ def _entry(path: Path, base: int, name: str, entry: dict[str, object]) -> Source
 
 
 class FileReader:
-    """Positioned reads from many files and threads; each file is opened once."""
+    """Positioned reads from many files and threads; each file is opened once. Large parts of what is not in the page
+    cache are read past it: the disk is faster asked for all of it at once, and the cache has other uses.
+
+    ``turns``: what the calling threads hold while they compute; given up while the disk is waited for.
+    """
 
     def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
+        self.turns: threading.Semaphore | None = None
+        self._files: dict[tuple[Path, int], int] = {}
         self._lock = threading.Lock()
 
     def read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Exactly ``nbytes`` bytes. CorruptError if the file ends before."""
+        if nbytes < LARGE_BYTES:
+            return self._read(path, offset, nbytes)
+        turns = self.turns
+        if turns is not None:
+            turns.release()
+        try:
+            return self._read_large(path, offset, nbytes)
+        finally:
+            if turns is not None:
+                turns.acquire()
+
+    def _read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
         out = np.empty(nbytes, np.uint8)
-        view, done = memoryview(out.data), 0
+        there = self._fill(self._descriptor(path), path, offset, out)
+        if there < nbytes:
+            raise _cut(path, offset + there, offset + nbytes)
+        return out
+
+    def _read_large(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
         descriptor = self._descriptor(path)
-        while done < nbytes:
+        direct = -1 if _is_cached(descriptor, offset) else self._descriptor(path, DIRECT)
+        if direct < 0:
+            os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+            return self._read(path, offset, nbytes)
+        head = offset % ALIGNMENT
+        length = -(-(head + nbytes) // ALIGNMENT) * ALIGNMENT
+        raw = np.empty(length + ALIGNMENT, np.uint8)
+        aligned = raw[-raw.ctypes.data % ALIGNMENT :][:length]
+        try:
+            there = self._fill(direct, path, offset - head, aligned, ALIGNMENT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return self._read(path, offset, nbytes)  # a device of larger blocks
+        if there < head + nbytes:
+            raise _cut(path, offset - head + there, offset + nbytes)
+        return aligned[head : head + nbytes]
+
+    def _fill(self, descriptor: int, path: Path, offset: int, out: NDArray[np.uint8], unit: int = 1) -> int:
+        """Bytes read; fewer than there is room for at the end of the file, the only place where a direct read ends
+        within a unit."""
+        view, done = memoryview(out.data), 0
+        while done < out.size and done % unit == 0:
             try:
                 count = os.preadv(descriptor, [view[done : done + (1 << 30)]], offset + done)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(path)) from error  # it does not know the file's name
             if count == 0:
-                raise _cut(path, offset + done, offset + nbytes)
+                break
             done += count
-        return out
+        return done
 
-    def _descriptor(self, path: Path) -> int:
+    def _descriptor(self, path: Path, flags: int = 0) -> int:
+        """-1 where the file system does not take the flags."""
         with self._lock:
-            if path not in self._files:
-                self._files[path] = os.open(path, os.O_RDONLY)
-            return self._files[path]
+            if (path, flags) not in self._files:
+                try:
+                    self._files[path, flags] = os.open(path, os.O_RDONLY | flags)
+                except OSError:
+                    if not flags:
+                        raise
+                    self._files[path, flags] = -1
+            return self._files[path, flags]
 
     def close(self) -> None:
         with self._lock:
             for descriptor in self._files.values():
-                os.close(descriptor)
+                if descriptor >= 0:
+                    os.close(descriptor)
             self._files.clear()
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
+    """Whether the page cache has the byte at ``offset``; True where that cannot be found out."""
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _e4m3_table() -> NDArray[np.float32]:

@@ -1,4 +1,5 @@
-"""Writing a vault from a plan: rows are read, encoded and packed by a pool of threads, outputs written in order.
+"""Writing a vault from a plan: rows are read, encoded and packed by a pool of threads, outputs written in order. As
+many threads as there are jobs compute at any time; the others read.
 
 Memory: outputs in flight (at most ``IN_FLIGHT_BYTES``, or one output) and one chunk of rows per thread. A conversion
 killed at any moment leaves part files only; the next run continues with what is not written yet. Relative errors are
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from smoe_cli import _core
 from smoe_cli.convert.calibrate import Columns, Importance
+from smoe_cli.convert.encodings import is_plain
 from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.plan import PARTS, ExpertOut, Plan, TensorOut
 from smoe_cli.convert.safetensors import FileReader
@@ -28,8 +31,9 @@ from smoe_cli.errors import SmoeError, from_core
 
 IN_FLIGHT_BYTES = 256 << 20
 CHUNK_VALUES = 2 << 20
-WORKER_BYTES_PER_VALUE = 24  # source, float32, encoded, decoded, difference
+WORKER_BYTES_PER_VALUE = 24  # source, its parts, float32
 WORKERS_BYTES = 512 << 20
+READERS = 2  # threads beside those that compute, so that the disk works while they do
 PANEL_ROWS = 16
 
 Progress = Callable[[int], None]  # source bytes done since the last call
@@ -139,45 +143,43 @@ def _encode_chunk(
 ) -> tuple[float, float]:
     """Encode rows [start, stop) into their place in the buffer; the squared error and the squared norm."""
     rows, cols = stop - start, piece.matrix.cols
-    kept = piece.matrix.native == piece.encoding  # its very bytes
-    try:
-        if kept:
-            encoded = piece.matrix.read_native(reader, start, stop).tobytes()
-            values = decoded = _core.decode(piece.encoding, encoded, rows, cols)
-        else:
-            values = np.ascontiguousarray(piece.matrix.read(reader, start, stop))
-        norm = _squared_norm(piece, values, start)
-        if not kept:
-            encoded = _core.encode(piece.encoding, values, piece.importance)
-            decoded = _core.decode(piece.encoding, encoded, rows, cols)
-        stored = encoded if piece.layout == "rows" else _core.pack(piece.encoding, encoded, rows, cols)
-    except _core.CoreError as error:
-        raise SmoeError(f"{piece.matrix.tensor.name}: {error}", getattr(error, "hint", "")) from error
     before = int(_core.stored_bytes(piece.encoding, piece.layout, start, cols)) if start else 0
-    offset = piece.offset + before
-    buffer[offset : offset + len(stored)] = np.frombuffer(stored, np.uint8)
-    difference = (decoded - values).reshape(-1)
-    squared = float(np.dot(difference, difference))
-    if not math.isfinite(squared):
+    source, data = _read_chunk(reader, piece, start, stop)
+    try:
+        squared, norm = _core.store(
+            source, data, rows, cols, piece.encoding, piece.layout, buffer, piece.offset + before, piece.importance
+        )
+    except _core.CoreError as error:
+        _refuse_odd_value(piece, source, data, start)
+        raise SmoeError(f"{piece.matrix.tensor.name}: {error}", getattr(error, "hint", "")) from error
+    if not math.isfinite(squared + norm):
+        _refuse_odd_value(piece, source, data, start)
         name = piece.matrix.tensor.name
         raise SmoeError(f"{name} has values that {piece.encoding} cannot hold", "choose another encoding for it")
     progress(piece.matrix.stored_bytes(rows))
     return squared, norm
 
 
-def _squared_norm(piece: _Piece, values: NDArray[np.float32], start: int) -> float:
-    flat = values.reshape(-1)
-    norm = float(np.dot(flat, flat))
-    if math.isfinite(norm):
-        return norm
+def _read_chunk(reader: FileReader, piece: _Piece, start: int, stop: int) -> tuple[str, NDArray[Any]]:
+    """Rows as the engine takes them: in the bytes of the encoding that is kept, plain as they lie, or float32."""
+    stored = piece.matrix.stored
+    if stored and (stored == piece.encoding or is_plain(stored)):
+        return stored, piece.matrix.read_stored(reader, start, stop)
+    return "f32", np.ascontiguousarray(piece.matrix.read(reader, start, stop))
+
+
+def _refuse_odd_value(piece: _Piece, source: str, data: NDArray[Any], start: int) -> None:
+    """Names the first value that is no number, if there is one."""
+    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    cols = piece.matrix.cols
+    rows = raw.size // int(_core.stored_bytes(source, "rows", 1, cols))
+    flat = np.asarray(_core.decode(source, raw, rows, cols)).reshape(-1)
     bad = np.flatnonzero(~np.isfinite(flat))
     if bad.size:
-        row, col = divmod(int(bad[0]), piece.matrix.cols)
+        row, col = divmod(int(bad[0]), cols)
         where = f"[{start + row}, {col}] of {piece.name}"
         name = piece.matrix.tensor.name
         raise SmoeError(f"{name} holds {flat[bad[0]]} at {where}", "the checkpoint is damaged; download it again")
-    wide = flat.astype(np.float64)
-    return float(np.dot(wide, wide))
 
 
 class VaultWrite:
@@ -195,6 +197,7 @@ class VaultWrite:
     ) -> None:
         self.importance = importance or Importance()
         self.plan, self.reader, self.jobs = plan, reader, jobs
+        self.turns = threading.Semaphore(jobs)  # of computing
         self.out_dir, self.stem = out_dir, stem
         trunk = [(t.name, *_st_entry(t), t.nbytes) for t in plan.tensors]
         try:
@@ -235,7 +238,8 @@ class VaultWrite:
 
     def run(self, progress: Progress) -> Errors:
         """Encode and write everything that is not there yet. Interrupted, the parts stay and the next run continues."""
-        pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="encode")
+        pool = ThreadPoolExecutor(self.jobs + READERS, thread_name_prefix="encode")
+        self.reader.turns = self.turns
         flight: deque[_InFlight] = deque()
         held = 0
         try:
@@ -250,6 +254,7 @@ class VaultWrite:
             raise from_core(error) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            self.reader.turns = None
         return self.journal.errors
 
     def _start(
@@ -259,11 +264,16 @@ class VaultWrite:
         values = min(CHUNK_VALUES, WORKERS_BYTES // (self.jobs * WORKER_BYTES_PER_VALUE))
         pieces = [replace(piece, importance=self.importance.of(piece.name)) for piece in _pieces(out)]
         futures = [
-            (index, pool.submit(_encode_chunk, self.reader, piece, buffer, start, stop, progress))
+            (index, pool.submit(self._in_turn, piece, buffer, start, stop, progress))
             for index, piece in enumerate(pieces)
             for start, stop in _chunks(piece, values)
         ]
         return _InFlight(out, write, buffer, futures)
+
+    def _in_turn(self, piece: _Piece, buffer: NDArray[np.uint8], start: int, stop: int, progress: Progress) -> Any:
+        """One chunk; while it waits for the disk another computes."""
+        with self.turns:
+            return _encode_chunk(self.reader, piece, buffer, start, stop, progress)
 
     def _complete(self, item: _InFlight) -> int:
         """Wait for an output's chunks, note its errors, write it. Returns the bytes it held."""

@@ -53,7 +53,7 @@ void compare_searches(const FitInput& in) {
     compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.stepwise(in, 4, fit); });
   } else {
     compare<Floats>([&](const Fitter& f, Floats* out) { f.uneven(in, out->of); });
-    compare<Floats>([&](const Fitter& f, Floats* out) { f.weigh(in, out->of); });
+    compare<AffineFit>([&](const Fitter& f, AffineFit* fit) { f.affine({32, in.x, nullptr, in.subs}, {}, fit); });
   }
   compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.round(in.x, 256, 0.25f, in.x[7], -4, 3, fit->level); });
   const float inverse = 127.0f / std::fabs(*std::max_element(
@@ -61,8 +61,12 @@ void compare_searches(const FitInput& in) {
   if (std::isfinite(inverse)) {
     compare<SignedFit>([&](const Fitter& f, SignedFit* fit) { f.round_away(in.x, 256, inverse, fit->level); });
   }
-  for (const uint64_t n : {7u, 32u, 1001u}) {
+  for (const uint64_t n : {7u, 32u, 251u}) {
     compare<uint32_t>([&](const Fitter& f, uint32_t* out) { *out = f.largest(in.x, n); });
+    struct Sums {
+      double difference, size;
+    };
+    compare<Sums>([&](const Fitter& f, Sums* out) { f.squares(in.x, in.w, n, &out->difference, &out->size); });
   }
 }
 
