@@ -33,7 +33,7 @@ IN_FLIGHT_BYTES = 256 << 20
 CHUNK_VALUES = 2 << 20
 WORKER_BYTES_PER_VALUE = 24  # source, its parts, float32
 WORKERS_BYTES = 512 << 20
-READERS = 2  # threads beside those that compute, so that the disk works while they do
+READERS = 4  # threads beside those that compute, so that the disk works while they do
 PANEL_ROWS = 16
 
 Progress = Callable[[int], None]  # source bytes done since the last call
