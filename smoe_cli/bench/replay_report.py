@@ -17,6 +17,11 @@ def percent(value: float | None) -> str:
 def table(result: dict[str, Any]) -> list[str]:
     rows = [["hits, %, with slots:", *map(str, result["slots"])]]
     rows += [[policy, *map(percent, rates)] for policy, rates in result["hit_rate"].items()]
+    # Where experts were read ahead they are hits of every policy, but not of the clairvoyant one.
+    ahead = [
+        "",
+        "optimal knows the future and reads nothing ahead; the others have what was read ahead, if anything was",
+    ]
     trace, about = result["trace"], result["locality"]
     overlap = about["overlap"].values()
     shared = percent(sum(overlap) / len(overlap)) if overlap else "-"
@@ -26,6 +31,7 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{trace['model']}: {about['accesses']} experts asked for, {about['records']} different ones",
         "",
         *tables.aligned(rows, str.rjust),
+        *(ahead if "optimal" in result["hit_rate"] else []),
         "",
         f"asked for again: {reuse or 'never'} others; a first use: {percent(about['first_uses'])}%",
         f"of the experts used, {hot} of the work",

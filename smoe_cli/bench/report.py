@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError("plots need matplotlib", "pip install 'smoe[plot]', or leave --out away") from None
+        hint = f"{sys.executable} -m pip install matplotlib, or leave --out away"
+        raise UsageError("plots need matplotlib", hint) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plot
 
