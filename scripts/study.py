@@ -94,7 +94,7 @@ def quality_rows(options: argparse.Namespace) -> dict[str, list[Setting]]:
         ENCODING: [Setting(name, file) for name, file in pairs(options.encoding).items()],
         EXPERTS: [Setting(f"top-{k}", own, {"experts_per_token": k}) for k in fewer_experts(own)],
         ARITHMETIC: [
-            Setting("int8 activations, f16 keys and values (the default)", own),
+            Setting("the default", own),
             Setting("float activations", own, {"activations": "float"}),
             Setting("q8 keys and values", own, {"kv": "q8"}),
         ],

@@ -60,13 +60,13 @@ def quality_cell(figures: dict[str, Any]) -> str:
 
 def quality_plot(questions: dict[str, Arms], texts: list[str]) -> Any:
     shown = {question: arms for question, arms in questions.items() if len(arms) > 2}
-    canvas, axes = pyplot().subplots(1, len(shown), figsize=(7 * len(shown), 5.5), layout="constrained", squeeze=False)
+    canvas, axes = pyplot().subplots(1, len(shown), figsize=(6 * len(shown), 7), layout="constrained", squeeze=False)
     for axis, (question, arms) in zip(axes[0], shown.items(), strict=True):
         for text in texts:
             found = [(arm, by_text[text]) for arm, by_text in arms.items() if text in by_text]
             y = [figures["kl_mean"] for _, figures in found]
             error = [figures["kl_error"] or 0 for _, figures in found]
-            axis.errorbar([arm for arm, _ in found], y, yerr=error, marker="o", capsize=3, linestyle=":", label=text)
+            axis.errorbar([arm for arm, _ in found], y, yerr=error, marker="o", capsize=3, linestyle="", label=text)
         axis.set(title=question, ylabel="KL from the reference, nats", yscale="log")
         axis.tick_params(axis="x", rotation=60)
         axis.grid(alpha=0.3)
@@ -136,7 +136,7 @@ def speed_cell(row: dict[str, Any] | None) -> str:
 
 def speed_plot(questions: dict[str, Arms], texts: list[str]) -> Any:
     canvas, axes = pyplot().subplots(
-        1, len(questions), figsize=(6 * len(questions), 5.5), layout="constrained", squeeze=False
+        1, len(questions), figsize=(5.5 * len(questions), 6), layout="constrained", squeeze=False
     )
     for axis, (question, arms) in zip(axes[0], questions.items(), strict=True):
         for text in texts:
@@ -146,7 +146,7 @@ def speed_plot(questions: dict[str, Arms], texts: list[str]) -> Any:
                 [max(0.0, row["ratio"] - (row["ratio_low"] or row["ratio"])) for _, row in found],
                 [max(0.0, (row["ratio_high"] or row["ratio"]) - row["ratio"]) for _, row in found],
             ]
-            axis.errorbar([arm for arm, _ in found], y, yerr=spread, marker="o", capsize=3, linestyle=":", label=text)
+            axis.errorbar([arm for arm, _ in found], y, yerr=spread, marker="o", capsize=3, linestyle="", label=text)
         axis.set(title=question, ylabel="decode speed over the first", ylim=(0, None))
         axis.tick_params(axis="x", rotation=60)
         axis.grid(alpha=0.3)
