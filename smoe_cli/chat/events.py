@@ -26,8 +26,8 @@ class PrefillProgress:
 
 @dataclass(frozen=True)
 class Generated:
-    """One more token is there, whether or not it finishes any text; ``tokens`` counts them. ``logprob`` and ``top``
-    (id, logprob; best first) only when they were asked for."""
+    """One more token is there, whether or not it finishes any text; what text it finishes comes before. ``tokens``
+    counts them. ``logprob`` and ``top`` (id, logprob; best first) only when they were asked for."""
 
     id: int
     tokens: int
@@ -84,5 +84,5 @@ class Done:
     stats: Stats
 
 
-Delta = TextDelta | ReasoningDelta | ToolCallDelta
+Delta = TextDelta | ReasoningDelta | ToolCallDelta  # each is followed by the Generated of its token, or by Done
 Event = PromptSize | PrefillProgress | Generated | Delta | Restarted | Done

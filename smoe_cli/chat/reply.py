@@ -57,11 +57,11 @@ class Reply:
         self._tokens += 1
         self._reasoning_tokens += self._parser.reasoning
         made = Generated(token.id, self._tokens, token.logprob, token.top)
-        yield made
         if token.logprob is not None and not self._parser.reasoning:
             self._spans.begin(made)
         if text := self._detokenizer.feed(token.id):
             yield from self._out(self._pieces(self._parser.feed(text)))
+        yield made
         if self._over:
             self._cancel()
 

@@ -1,17 +1,15 @@
 """One engine process: spawn, talk, cancel, stop, kill, reap, and say in words how it died.
 
-Two threads read its stdout and stderr, so that the caller may wait for a reply with a time limit and the engine never
-blocks on a full pipe. Requests with tags may run at once, each in a thread of its own, and one without; ``cancel`` and
-``kill`` may come from any thread.
+Requests with tags may run at once, each in a thread of its own, and one without; ``cancel`` and ``kill`` may come from
+any thread. Of the threads that wait for a reply one reads stdout for all, so that a request that runs alone has no
+other thread between the engine and itself; stderr has a thread of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import queue
 import signal
 import subprocess
 import threading
@@ -75,17 +73,18 @@ class EngineProcess:
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        # What was written to each tag; b"" marks the end of stdout. The request without a tag always has its queue.
-        self._chunks: dict[str, queue.Queue[bytes]] = {"": queue.Queue()}
-        self._chunks_lock = threading.Lock()
-        self._closed = False
+        # What was written to each tag and is not read yet. The request without a tag always has its place.
+        self._chunks: dict[str, deque[bytes]] = {"": deque()}
+        self._arrived = threading.Condition()  # of these, and of the next two
+        self._reading = False  # one of those who wait is about to read for all
+        self._ended = False  # nothing more comes
+        self._router = Router()
         self._stderr: deque[str] = deque(maxlen=200)
         self._notices: deque[str] = deque(maxlen=50)
         self._write_lock = threading.Lock()
-        self._give_up_at: dict[str, float] = {}
-        self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_stdout, self._read_stderr)]
-        for thread in self._threads:
-            thread.start()
+        self._patience: dict[str, threading.Timer | None] = {}  # of the exchanges that run; once cancelled, what kills
+        self._listener = threading.Thread(target=self._read_stderr, daemon=True)
+        self._listener.start()
 
     # -- talking --
 
@@ -119,23 +118,37 @@ class EngineProcess:
         if not tag:
             yield
             return
-        with self._chunks_lock:
+        with self._arrived:
             if tag in self._chunks:
                 raise EngineError(f"a request with the tag {tag} is running", "give every request its own")
-            self._chunks[tag] = queue.Queue()
-            if self._closed:
-                self._chunks[tag].put(b"")
+            self._chunks[tag] = deque()
         try:
             yield
         finally:
-            with self._chunks_lock:
+            with self._arrived:
                 del self._chunks[tag]
-            self._give_up_at.pop(tag, None)
+
+    @contextlib.contextmanager
+    def _cancellable(self, tag: str) -> Iterator[None]:
+        """As long as the exchange runs, ``cancel`` finds it."""
+        self._patience[tag] = None
+        try:
+            yield
+        finally:
+            with self._arrived:
+                timer = self._patience.pop(tag)
+            if timer is not None:
+                timer.cancel()
 
     def _exchange(
         self, line: str, parser: ReplyParser, masks: Masks | None = None, tag: str = ""
     ) -> Generator[Message, None, None]:
-        self._give_up_at.pop(tag, None)
+        with self._cancellable(tag):
+            yield from self._converse(line, parser, masks, tag)
+
+    def _converse(
+        self, line: str, parser: ReplyParser, masks: Masks | None, tag: str
+    ) -> Generator[Message, None, None]:
         refused = len(self._refusals(tag))
         self._send(line)
         messages: Iterator[Message] = iter(())
@@ -171,7 +184,6 @@ class EngineProcess:
 
     def info(self) -> dict[str, Any]:
         """What the engine says about itself; also the proof that it is up."""
-        self._give_up_at.pop("", None)
         self._send("INFO\n")
         line = b""
         while not line.endswith(b"\n"):
@@ -187,9 +199,13 @@ class EngineProcess:
 
         An engine that has not ended it within ``grace_s`` is taken to hang, and is killed.
         """
-        with self._chunks_lock:
-            if tag in self._chunks:
-                self._give_up_at[tag] = time.monotonic() + grace_s
+        with self._arrived:
+            if tag in self._patience:
+                if (timer := self._patience[tag]) is not None:
+                    timer.cancel()
+                timer = self._patience[tag] = threading.Timer(grace_s, self.kill)
+                timer.daemon = True
+                timer.start()
         with contextlib.suppress(EngineDied):
             self._send(cancel_line(tag))
 
@@ -204,33 +220,33 @@ class EngineProcess:
                 raise EngineDied(self.obituary(), "smoe starts it again for the next request") from None
 
     def _read(self, tag: str) -> bytes:
-        """The next piece of stdout that is for the tag; waits for it as long as nobody cancels."""
+        """The next piece of stdout that is for the tag."""
         chunks = self._chunks[tag]
         while True:
-            try:
-                data = chunks.get(timeout=0.5)
-                break
-            except queue.Empty:
-                if time.monotonic() > self._give_up_at.get(tag, math.inf):
-                    self.kill()
-        if not data:
-            chunks.put(b"")  # whoever reads next sees the end too
-            raise EngineDied(self.obituary(), "smoe starts it again for the next request")
-        return data
+            with self._arrived:
+                self._arrived.wait_for(lambda: chunks or self._ended or not self._reading)
+                if chunks:
+                    return chunks.popleft()
+                if self._ended:
+                    break
+                self._reading = True
+            self._read_for_all()
+        raise EngineDied(self.obituary(), "smoe starts it again for the next request")
 
-    def _read_stdout(self) -> None:
+    def _read_for_all(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
-        router = Router()
-        while data := os.read(stdout.fileno(), 65536):
-            for tag, words in router.feed(data):
-                with self._chunks_lock:
-                    if tag in self._chunks:  # nobody waits any more for what was on its way
-                        self._chunks[tag].put(words)
-        with self._chunks_lock:
-            self._closed = True
-            for chunks in self._chunks.values():
-                chunks.put(b"")
+        data = None
+        try:
+            data = os.read(stdout.fileno(), 65536)
+        finally:  # an interrupt of the main thread must not keep the others waiting
+            with self._arrived:
+                self._reading = False
+                self._ended = data == b""
+                for name, words in self._router.feed(data or b""):
+                    if name in self._chunks:  # nobody waits any more for what was on its way
+                        self._chunks[name].append(words)
+                self._arrived.notify_all()
 
     def _read_stderr(self) -> None:
         stderr: IO[bytes] | None = self._process.stderr
@@ -311,9 +327,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(1)
+        self._listener.join(1)
         return code
 
 

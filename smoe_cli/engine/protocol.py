@@ -159,6 +159,10 @@ class Router:
         self._fresh = True  # at the beginning of a line
 
     def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
+        if self._line is None and data and b"@" not in data:  # nothing is tagged, as ever where one request runs
+            self._fresh = data.endswith(b"\n")
+            yield "", data
+            return
         while data:
             if self._fresh and data.startswith(b"@"):
                 self._line = b""
@@ -248,11 +252,11 @@ class ReplyParser:
             self.finished = True
             raise EngineRefused(word.removesuffix(">>"), dict(self._fields))
         if word.isdecimal():
-            yield from self._release()
-            if self._logprobs is not None:
-                self._token = Token(int(word))
-            else:
+            if self._logprobs is None:
                 yield Token(int(word))
+            else:
+                yield from self._release()
+                self._token = Token(int(word))
         elif word == "<<ERR":
             self._error_name = True
         elif word == "<<DONE>>":

@@ -98,19 +98,16 @@ class StreamResponse(RunResponse):
         media: str,
     ) -> None:
         super().__init__(service, job, run, envelope, {**headers, **NO_BUFFERING, "content-type": media})
-        self._writer = writer
+        self._writer, self._failed = writer, False
 
     async def reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = [(name.encode(), value.encode()) for name, value in self._extra.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": self._writer.begin(), "more_body": True})
-        failed = False
         async for batch in self._run.batches():
-            data = b"".join(self._bytes(item) for item in batch)
-            failed = failed or any(isinstance(item, Failed) for item in batch)
-            if data:
+            if data := b"".join(map(self._bytes, batch)):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-        if failed:
+        if self._failed:
             last = b""
         elif self._run.cancelled:  # by the server: a client that left hears none of this
             last = self._writer.fail(self._service.stopped())
@@ -125,7 +122,10 @@ class StreamResponse(RunResponse):
             return self._writer.ping()
         if isinstance(item, Queued):
             return self._writer.queued(item)
-        return self._writer.queued(Queued(0)) if isinstance(item, Starting) else self._writer.fail(item.error)
+        if isinstance(item, Starting):
+            return self._writer.queued(Queued(0))
+        self._failed = True
+        return self._writer.fail(item.error)
 
 
 class WholeResponse(RunResponse):

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from smoe_cli.chat.events import Event
+from smoe_cli.chat.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from smoe_cli.errors import EngineError, SmoeError
 
 PING_S = 10.0
+_DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ class Run:
 
     def _send(self, item: Item) -> None:
         self._items.append(item)
+        if isinstance(item, tuple) and isinstance(item[1], _DELTAS):
+            return  # what follows wakes the loop, once a token, when this thread has little left to do
         if not self._woken:
             self._woken = True
             self._call(self._wake.set)

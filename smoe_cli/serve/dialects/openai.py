@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -101,8 +102,25 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def sse(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _ENCODE(content).encode() + b"\n\n"
+
+
+class TextFrame:
+    """An event that is the same for every token, but for a text: only that is encoded anew. ``make`` writes the event
+    around a text."""
+
+    def __init__(self, make: Callable[[str], bytes]) -> None:
+        self._before, _, self._after = make(_SPOT).rpartition(_ENCODE(_SPOT).encode())
+
+    def around(self, text: str) -> bytes:
+        return self._before + _ENCODE(text).encode() + self._after
+
+
+_SPOT = "\uffff"
 
 
 def sse_error(error: SmoeError) -> bytes:

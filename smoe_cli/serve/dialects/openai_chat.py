@@ -31,7 +31,7 @@ from smoe_cli.chat.request import ResponseFormat, Tool, ToolChoice
 from smoe_cli.errors import SmoeError, UsageError
 from smoe_cli.serve.dialect import Choice, usage_of
 from smoe_cli.serve.dialects import openai
-from smoe_cli.serve.dialects.openai import SamplingBody, new_id, sse, sse_error, usage_json
+from smoe_cli.serve.dialects.openai import SamplingBody, TextFrame, new_id, sse, sse_error, usage_json
 from smoe_cli.serve.pipeline import Limits, TurnRequest
 from smoe_cli.serve.prepare import Job
 from smoe_cli.serve.run import PromptScored, Queued
@@ -241,6 +241,10 @@ class ChatWriter:
             "seed": job.seed,
         }
         self._tail = {"usage": None} if self._usage else {}
+        self._text = [
+            TextFrame(lambda text, index=index: self._chunk(index, {"content": text}))  # type: ignore[misc]
+            for index in range(len(job.parts))
+        ]
 
     def begin(self) -> bytes:
         first = {"role": "assistant", "content": ""}
@@ -254,8 +258,9 @@ class ChatWriter:
 
     def event(self, choice: int, event: Event | PromptScored) -> bytes:
         if isinstance(event, TextDelta):
-            logprobs = logprobs_json(event.tokens, self._job) if self._logprobs else None
-            return self._chunk(choice, {"content": event.text}, logprobs)
+            if not self._logprobs:
+                return self._text[choice].around(event.text)
+            return self._chunk(choice, {"content": event.text}, logprobs_json(event.tokens, self._job))
         if isinstance(event, ReasoningDelta):
             return self._chunk(choice, {"reasoning_content": event.text})
         if isinstance(event, ToolCallDelta):
