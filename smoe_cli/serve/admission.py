@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smoe_cli.errors import EngineError
+from smoe_cli.serve import slices
 from smoe_cli.serve.run import Queued, Run
 
 
@@ -33,7 +34,7 @@ class Queue:
         self.limit, self.parallel = limit, parallel
         self._waiting: deque[Run] = deque()
         self._began: dict[Run, float] = {}  # those that have the engine, and since when
-        self._workers = ThreadPoolExecutor(parallel, thread_name_prefix="engine")
+        self._workers = ThreadPoolExecutor(parallel, "engine", slices.shorten)
         self._usual_s = 5.0  # how long a request takes, averaged
         self._closed: EngineError | None = None
 

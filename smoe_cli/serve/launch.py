@@ -18,6 +18,7 @@ from smoe_cli import settings
 from smoe_cli.chat.launch import ChatRequest
 from smoe_cli.chat.model import ChatModel
 from smoe_cli.errors import UnsupportedError, UsageError
+from smoe_cli.serve import slices
 from smoe_cli.serve.app import build
 from smoe_cli.serve.fleet import Fleet
 from smoe_cli.serve.guard import Guard
@@ -157,6 +158,7 @@ class Server(uvicorn.Server):
         self.on_start: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        slices.shorten()
         await super().startup(sockets)
         self.on_start()
 
