@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from smoe_cli import _core
+from smoe_cli import _core, sizes
 from smoe_cli.bench import machine
 from smoe_cli.bench.cgroup import CgroupUnavailable, MemoryCgroup
 from smoe_cli.bench.measure import Work, cold_start, measure, median_buckets, medians
@@ -20,7 +21,7 @@ COMPARED = {"prefill_tok_s": 1, "decode_tok_s": 1, "ttft_ms": -1}  # -1: less is
 
 def run(work: Work, flags: EngineFlags, peers: list[Peer], limit: int | None) -> dict[str, Any]:
     """The result, its keys as `smoe bench --json` has them. ``limit``: bytes of a memory cgroup for each program."""
-    check_plan(work, flags)
+    check_plan(work, flags, limit)
     ours = Ours("smoe", work.vault, flags, buckets=work.buckets)
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(cgroup(limit))
@@ -40,10 +41,20 @@ def run(work: Work, flags: EngineFlags, peers: list[Peer], limit: int | None) ->
     return head | summary(runs, work, [peer.name for peer in peers]) | {"runs": runs}
 
 
-def check_plan(work: Work, flags: EngineFlags) -> None:
-    """Raises what the engine would only say on its way out: a budget below the floor, flags that do not fit."""
+def check_plan(work: Work, flags: EngineFlags, limit: int | None = None) -> None:
+    """Raises what the engine would only say on its way out, or could not say at all in a group that is too small: a
+    budget or a limit below the floor, flags that do not fit."""
     try:
-        _core.plan(str(work.vault), **flags.options())
+        plan = _core.plan(str(work.vault), **flags.options())
+        if limit is None:
+            return
+        if flags.budget is None and flags.ring is None:
+            _core.plan(str(work.vault), **replace(flags, budget=limit).options())
+        elif plan["budget_bytes"] > limit:
+            raise ResourceError(
+                f"a budget of {sizes.show(plan['budget_bytes'])} does not go into --limit {sizes.show(limit)}",
+                "give a larger --limit, or a smaller --budget or --ring",
+            )
     except _core.CoreError as error:
         raise from_core(error) from None
 

@@ -51,6 +51,13 @@ def bench(vault: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+def test_a_limit_that_the_model_does_not_fit_into_is_a_matter_of_resources(vault: Path) -> None:
+    for argv in (["--limit", "1M"], ["--limit", "1M", "--ring", "8"]):
+        done = bench(vault, "--prompt-tokens", "4", "--gen", "3", *argv)
+        assert done.returncode == 3, done.stderr
+        assert "1.0 MB" in done.stderr
+
+
 def test_json_is_one_value_with_every_figure(vault: Path, tmp_path: Path) -> None:
     argv = ["--prompt-tokens", "4,9", "--gen", "3", "--repeat", "2", "--out", str(tmp_path / "out"), "--json"]
     done = bench(vault, *argv, "--energy")
