@@ -112,6 +112,7 @@ py::dict plan_dict(const ModelSpec& model, const Plan& p) {
   d["chunk"] = p.chunk;
   d["trunk_bytes"] = p.trunk_bytes;
   d["state_bytes"] = p.state_bytes;
+  d["recurrent_state_bytes"] = p.recurrent_bytes;
   d["scratch_bytes"] = p.scratch_bytes;
   d["process_bytes"] = p.process_bytes;
   d["min_expert_cache_bytes"] = p.min_expert_cache_bytes;

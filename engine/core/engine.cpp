@@ -119,6 +119,8 @@ Status EngineImpl::set_up(const Log& log) {
     rope.scale = rope.long_scale;
   }
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);
+  if (options_.draft != 0 && plan_.recurrent_bytes != 0)
+    log("warning: --draft guesses nothing with this model: its recurrent layers cannot take a wrong guess back");
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_));
   if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk

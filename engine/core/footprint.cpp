@@ -13,6 +13,10 @@ uint64_t engine_state_bytes(const ModelSpec& model, const PlanOptions& options, 
   return options.sessions * KvState::bytes(model, options.ctx, chunk, options.kv);
 }
 
+uint64_t engine_recurrent_bytes(const ModelSpec& model, const PlanOptions& options) {
+  return options.sessions * RecurrentState::bytes(model);
+}
+
 uint64_t engine_scratch_bytes(const ModelSpec& model, const PlanOptions& options, uint32_t chunk) {
   const uint64_t sequence = Sampler::bytes(model.vocab) + model.hidden * sizeof(float);
   const uint32_t rows = Scratch::own_rows(model, chunk, options.sessions);

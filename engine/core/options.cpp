@@ -5,6 +5,7 @@
 
 #include "core/draft.h"
 #include "core/sampler.h"
+#include "experts/policy.h"
 #include "util/numbers.h"
 #include "vault/vault.h"
 
@@ -113,7 +114,7 @@ constexpr Flag kFlags[] = {
     {"--verify-reads", nullptr, "check the checksum of every record read",
      [](Text, Launch* l) { return l->engine.verify_reads = true; }},
     {"--cache-policy", "NAME", "which expert gives way to another: lru, decayed, floors, lfru, least-stale",
-     [](Text v, Launch* l) { return set_text(v, &l->engine.cache_policy); }},
+     [](Text v, Launch* l) { return make_policy(v, ExpertTable({})).is_ok() && set_text(v, &l->engine.cache_policy); }},
     {"--history", "FILE", "keep how often each expert is used, and start with the most used",
      [](Text v, Launch* l) { return set_text(v, &l->engine.history); }},
     {"--no-warm", nullptr, "leave the cache empty until something is asked for",
@@ -150,7 +151,7 @@ constexpr Flag kFlags[] = {
     {"--help", nullptr, "print this", [](Text, Launch* l) { return l->help = true; }},
 };
 
-Status usage(std::string message) { return {Code::usage, std::move(message), "smoe-engine --help lists the flags"}; }
+Status usage(std::string message) { return {Code::usage, std::move(message), "--help lists the flags"}; }
 
 Status check_launch(const Launch& l) {
   if (l.help || l.version) return Status::ok();

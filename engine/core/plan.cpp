@@ -60,9 +60,18 @@ struct Experts {
   uint64_t least() const { return std::min(2 * top_k, records) * slot; }
 };
 
+Status check_experts(const ModelSpec& stored, const PlanOptions& o) {
+  const uint32_t own = Experts(stored).top_k;
+  if (o.experts_per_token <= own) return Status::ok();
+  const std::string flag = "--experts-per-token " + std::to_string(o.experts_per_token);
+  if (own == 0) return {Code::usage, flag + ": this model has no experts"};
+  return {Code::usage, flag + ": the model's own number is " + std::to_string(own), "1 to " + std::to_string(own)};
+}
+
 // Everything but the expert cache, for one size of the prefill chunk.
 void measure(const ModelSpec& model, const PlanOptions& o, const Experts& experts, Plan* p) {
   p->state_bytes = engine_state_bytes(model, o, p->chunk);
+  p->recurrent_bytes = engine_recurrent_bytes(model, o);
   p->scratch_bytes = engine_scratch_bytes(model, o, p->chunk);
   const uint64_t chunk = engine_chunk_bytes(model, o, p->chunk);
   p->chunk_slots = experts.slot == 0 ? 0 : static_cast<uint32_t>((chunk + experts.slot - 1) / experts.slot);
@@ -103,6 +112,7 @@ PlanOptions within_the_model(const ModelSpec& model, PlanOptions o, Plan* p) {
 
 Result<Plan> make_plan(const ModelSpec& stored, const MachineMemory& machine, const PlanOptions& asked) {
   SMOE_TRY(check_options(asked));
+  SMOE_TRY(check_experts(stored, asked));
   Plan p;
   const ModelSpec model = as_run(stored, asked);
   const PlanOptions o = within_the_model(model, asked, &p);

@@ -20,7 +20,8 @@ TABLE: list[tuple[str, list[tuple[str, str, str]]]] = [
         "Needed",
         [
             ("trunk", "trunk_bytes", "always in memory"),
-            ("state", "state_bytes", "keys and values of {ctx} tokens"),
+            ("keys and values", "kv_bytes", "of {ctx} tokens"),
+            ("recurrent state", "recurrent_state_bytes", "of one size, however long the text"),
             ("scratch", "scratch_bytes", "{chunk} tokens computed at once"),
             ("process", "process_bytes", "code, stacks, page tables"),
             ("smallest expert cache", "min_expert_cache_bytes", ""),
@@ -115,11 +116,13 @@ def describe(plan: dict[str, Any]) -> list[str]:
     from smoe_cli import sizes
 
     words = plan | {"record": sizes.show(plan["record_bytes"])}
+    words["kv_bytes"] = plan["state_bytes"] - plan["recurrent_state_bytes"]
     lines = [str(plan["model"])]
     for heading, rows in TABLE:
         lines += ["", heading]
         for label, key, note in rows:
-            lines.append(f"  {label:<24}{sizes.show(plan[key]):>10}  {note.format_map(words)}".rstrip())
+            if words[key] or key != "recurrent_state_bytes":
+                lines.append(f"  {label:<24}{sizes.show(words[key]):>10}  {note.format_map(words)}".rstrip())
     reads = "direct reads" if plan["direct_io"] else "reads through the page cache"
     lines += ["", "Measured"]
     lines.append(f"  {'disk':<24}{_speed(plan['disk_read_bytes_s']):>10}  {reads} of whole records")

@@ -96,6 +96,8 @@ TEST(options_refusals_name_the_flag) {
                                                                                     {"--exempt", "1,x"},
                                                                                     {"--exempt", "-1"},
                                                                                     {"--experts-per-token", "0"},
+                                                                                    {"--cache-policy", "bogus"},
+                                                                                    {"--cache-policy", "lru:0"},
                                                                                     {"--max-tokens", "0"},
                                                                                     {"--isa", ""}}) {
     const auto l = parse({name, value});

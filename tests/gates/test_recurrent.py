@@ -3,6 +3,7 @@ turn's start. Whatever happens, a warm reply has the bits of a cold one, and wha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from smoe_cli import _core
+from smoe_cli.engine.flags import EngineFlags
+from smoe_cli.engine.manager import EngineManager, EngineSpec
 from smoe_cli.families.spec import load_families
 
 FAMILIES = [family.name for family in load_families() if family.recurrent]
@@ -124,3 +127,13 @@ def test_guessed_tokens_are_not_computed_where_they_could_not_be_taken_back(vaul
     got, outcome = drafting.generate(ids, 30, temperature=0.0)
     assert list(got) == list(want)
     assert outcome["drafted_tokens"] == 0
+
+
+def test_that_nothing_is_guessed_is_said(vault: Path) -> None:
+    with EngineManager(EngineSpec(vault, EngineFlags(ctx=256, threads=1, draft="ngram:8"))) as manager:
+        manager.start()
+        said: list[str] = []
+        until = time.monotonic() + 5  # stderr comes by a pipe of its own
+        while not said and time.monotonic() < until:
+            said += [line for line in manager.take_notices() if "--draft guesses nothing" in line]
+        assert len(said) == 1

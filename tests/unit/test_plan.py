@@ -104,6 +104,35 @@ def test_a_cache_below_one_token_says_so(tmp_path: Path) -> None:
     assert make(tmp_path, ring=6)["warnings"] == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--cache-policy", "bogus"), "lru, decayed, floors, lfru, least-stale"),
+        (("--experts-per-token", "99"), "1 to 2"),
+        (("--draft", "bogus"), "ngram:N"),
+    ],
+)
+def test_flags_that_mean_nothing_are_usage_errors_that_name_what_is_allowed(
+    folder: Path, flags: tuple[str, str], said: str
+) -> None:
+    engine = [str(ROOT / "smoe_cli" / "smoe-engine"), "--serve", "--vault", str(folder / "tiny.smoe"), *flags]
+    started = subprocess.run(engine, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    for run in (smoe("plan", folder / "tiny.smoe", *flags), started):
+        assert run.returncode == 2, run.stderr
+        assert run.stdout == ""
+        assert said in run.stderr
+        assert "smoe-engine" not in run.stderr
+
+
+def test_the_state_is_called_what_it_is(folder: Path) -> None:
+    plan = make(folder) | {"recurrent_state_bytes": 0}
+    attention = "\n".join(plan_module.describe(plan))
+    assert "keys and values" in attention and "recurrent" not in attention
+    hybrid = "\n".join(plan_module.describe(plan | {"recurrent_state_bytes": plan["state_bytes"] // 4}))
+    shown = sizes.show(plan["state_bytes"] // 4), sizes.show(plan["state_bytes"] - plan["state_bytes"] // 4)
+    assert f"recurrent state{shown[0]:>19}" in hybrid and f"keys and values{shown[1]:>19}" in hybrid
+
+
 def test_below_the_floor_is_refused_with_both_numbers_and_exit_3(folder: Path) -> None:
     run = smoe("plan", folder / "tiny.smoe", "--budget", "1M")
     assert run.returncode == 3
