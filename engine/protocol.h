@@ -10,8 +10,9 @@
 //   SCORE [key=value ...] <ids>   log-probability of each id given those before it
 //   RESET   INFO   CANCEL
 //   With tag=NAME (letters, digits, _ - . , at most 32), a key of GEN and SCORE, requests need not wait for one
-//   another. GENs with a tag run together, as many as there are --sessions, each in another session; they begin in the
-//   order they came in, and what has no tag waits for those before it and holds up those behind it, as SCORE does.
+//   another. GENs with a tag run together, as many as there are --sessions, each in another session (session= left out
+//   names one, too). They begin in the order they came in, but pass those whose session or tag is still in use; what has
+//   no tag waits for those before it and holds up those behind it, as SCORE does.
 //   `MASK tag=NAME <base64>` and `CANCEL tag=NAME` are for the request of that tag, which is one at a time. Every line
 //   of a tagged request's reply is `@NAME words`, written at once; together, without the @NAME, they are a reply as
 //   below.

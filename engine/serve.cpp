@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -77,10 +78,22 @@ class Queue {
     const auto job = std::find_if(jobs_.begin(), jobs_.end(), [](auto& j) { return !j->begun; });
     return job == jobs_.end() ? nullptr : *job;
   }
-  // Whether a job has begun whose tag this is.
-  bool in_use(const std::string& tag) {
+  // The oldest job that may begin beside those that have: it has a tag, there is room for its conversation, and none
+  // before it has the same tag, or waits for the same conversation; those before it that wait may be overtaken, but not
+  // one that runs alone. Null if there is none.
+  std::shared_ptr<Job> next_beside(const std::function<bool(const Command&)>& beside,
+                                   const std::function<bool(const std::string&)>& room) {
     std::lock_guard lock(mutex_);
-    return std::any_of(jobs_.begin(), jobs_.end(), [&](auto& j) { return j->begun && j->command.tag == tag; });
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+      const Command& c = (*job)->command;
+      if ((*job)->begun) continue;
+      if (!beside(c)) return nullptr;
+      const bool first = std::none_of(jobs_.begin(), job, [&](auto& j) {
+        return j->command.tag == c.tag || (!j->begun && j->command.request.session == c.request.session);
+      });
+      if (first && room(c.request.session)) return *job;
+    }
+    return nullptr;
   }
   // Waits for a job, or the end: false if neither came in time.
   bool wait_job(std::chrono::milliseconds most) {
@@ -305,7 +318,8 @@ void read_lines(Wire& wire, Queue& queue, const Engine& engine, const Sampling& 
   queue.close();
 }
 
-// The loop: requests begin in their order, those with a tag beside one another.
+// The loop: requests begin in their order, those with a tag beside one another and past those whose conversation is in
+// use.
 class Loop {
  public:
   Loop(Engine& engine, Wire& wire, const ServeOptions& options, const Log& log, Queue& queue)
@@ -331,7 +345,7 @@ class Loop {
 
   // False: there is nothing to begin now.
   bool begin_next() {
-    const std::shared_ptr<Job> job = queue_.next();
+    std::shared_ptr<Job> job = queue_.next();
     if (!job) return false;
     if (!runs_beside_others(job->command)) {
       if (!running_.empty()) return false;
@@ -340,7 +354,8 @@ class Loop {
       answer(reply, smoe::run(engine_, job->command, reply, options_, log_));
       return true;
     }
-    if (!engine_.room_for(job->command.request.session) || queue_.in_use(job->command.tag)) return false;
+    job = queue_.next_beside(runs_beside_others, [this](const std::string& s) { return engine_.room_for(s); });
+    if (!job) return false;
     job->begun = true;
     auto reply = std::make_unique<Reply>(wire_, log_, job->command, job, &queue_);
     const Status status = start(*reply);

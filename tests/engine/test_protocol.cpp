@@ -508,6 +508,27 @@ TEST(protocol_more_than_fit_wait_and_so_does_a_session_or_tag_in_use) {
   }
 }
 
+TEST(protocol_what_waits_for_its_session_or_tag_is_passed) {
+  for (const char* waits : {"tag=w session=1", "tag=a session=4", "tag=w"}) {
+    Served s(true);
+    const std::string first = std::string(waits) == "tag=w" ? "GEN 9 tag=a 10\n" : "GEN 9 tag=a session=1 10\n";
+    const std::string w(waits);
+    s.wire.send(first + "GEN 1 " + w + " 50\nGEN 1 " + w + " 60\nGEN 1 tag=b session=2 20\nGEN 1 tag=c session=2 30\n");
+    CHECK(s.wire.wait_read());
+    const std::string out = s.end();
+    CHECK_EQ(count(out, "fin=length <<DONE>>"), 5u);
+    CHECK(out.find("@b gen=1") < out.find("@a gen=9"));
+    CHECK(out.find("@b gen=1") < out.find("@c prompt"));  // in its session's order
+    CHECK(out.find("@a gen=9") < out.find(" 51"));        // and this one in its own
+    CHECK(out.find(" 51\n") < out.find(" 61\n"));
+  }
+  Served s(true);  // but nothing passes what runs alone
+  s.wire.send("GEN 9 tag=a session=1 10\nGEN 1 tag=w session=1 50\nGEN 1 70\nGEN 1 tag=b session=2 20\n");
+  CHECK(s.wire.wait_read());
+  const std::string out = s.end();
+  CHECK(out.find(" 51\n") < out.find(" 71 ") && out.find(" 71 ") < out.find(" 21\n"));
+}
+
 TEST(protocol_one_fails_and_the_others_go_on) {
   const std::string out =
       reply_to("GEN 4 tag=a session=x 90\nGEN 4 tag=b session=y 20\nGEN 4 tag=c session=z t=-1 5\nGEN 0 tag=d 1\n");
