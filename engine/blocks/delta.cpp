@@ -57,7 +57,7 @@ void finish_row(const Compute& c, const RecurrentSpec& spec, const DeltaWeights&
 }
 
 void step(const Compute& c, const RecurrentSpec& spec, Workspace& ws, const Slab& slab, size_t t, size_t first) {
-  const size_t at = t * spec.keys() + slab.head * spec.key_heads / spec.heads * spec.key_dim, values = spec.values();
+  const size_t at = t * spec.keys() + spec.key_head(slab.head) * spec.key_dim, values = spec.values();
   const size_t value = slab.head * spec.value_dim + slab.first;
   float decay[kMaxStateKeys], weight[kMaxStateKeys], update[kSlab] = {};
   if (spec.channel_decay) {

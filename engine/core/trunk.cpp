@@ -34,8 +34,11 @@ uint64_t held_bytes(const std::string& name, const TensorSpec& t) {
   return (bytes + 63) / 64 * 64;
 }
 
-// A recurrence's rates of decay are stored as the logarithms that were trained.
-void negate_exponentials(float* x, uint64_t n) {
+// A recurrence's rates of decay are stored as the logarithms that were trained, or as what is made of them.
+void finish_rates(const ModelSpec& model, const std::string& name, float* x, uint64_t n) {
+  if (!ends_with(name, ".rate")) return;
+  const size_t layer = std::stoul(name.substr(std::string("layers.").size()));
+  if (model.layers[layer].recurrent.negative_rates) return;
   for (uint64_t i = 0; i < n; ++i) x[i] = -std::exp(x[i]);
 }
 
@@ -68,7 +71,7 @@ Result<Trunk> Trunk::load(const VaultFile& vault) {
       SMOE_TRY(read_trunk_tensor(vault, name, staging.data()));
       decode_rows(t.encoding, staging.data(), t.rows * t.cols, reinterpret_cast<float*>(at));
       trunk.vectors_[name] = reinterpret_cast<const float*>(at);
-      if (ends_with(name, ".rate")) negate_exponentials(reinterpret_cast<float*>(at), t.rows * t.cols);
+      finish_rates(vault.model, name, reinterpret_cast<float*>(at), t.rows * t.cols);
     } else {
       SMOE_TRY(read_trunk_tensor(vault, name, at));
       trunk.matrices_[name] = {t.encoding, t.layout, t.rows, t.cols, at};

@@ -115,11 +115,12 @@ Status read_heads(const Fields& fields, RecurrentSpec* r) {
 }
 
 Status read_delta(const Fields& fields, RecurrentSpec* r) {
-  SMOE_TRY(fields.only(
-      {"block", "taps", "heads", "key_heads", "key_dim", "value_dim", "eps", "rank", "channel_decay", "sigmoid_gate"}));
+  SMOE_TRY(fields.only({"block", "taps", "heads", "key_heads", "key_dim", "value_dim", "eps", "rank", "channel_decay",
+                        "sigmoid_gate", "tiled", "negative_rates"}));
   SMOE_TRY(optional_u32(fields, "rank", 0, limits::kWidth, &r->rank));
   SMOE_TRY(optional_bool(fields, "channel_decay", &r->channel_decay));
   SMOE_TRY(optional_bool(fields, "sigmoid_gate", &r->sigmoid_gate));
+  SMOE_TRY(optional_bool(fields, "tiled", &r->tiled));
   SMOE_TRY(read_heads(fields, r));
   if (r->channel_decay && r->key_heads != r->heads) return fields.bad("channel_decay", "needs a key for each head");
   return Status::ok();
@@ -134,11 +135,12 @@ Status read_recurrent(const Fields& fields, AttentionBlock block, RecurrentSpec*
   if (block == AttentionBlock::short_conv) return fields.only({"block", "taps", "value_dim"});
   SMOE_TRY(fields.u32("key_dim", 1, kMaxStateKeys, &r->key_dim));
   SMOE_TRY(fields.f32("eps", 0, 1, &r->eps));
+  SMOE_TRY(optional_bool(fields, "negative_rates", &r->negative_rates));
   if (block == AttentionBlock::mamba) {
-    SMOE_TRY(fields.only({"block", "taps", "value_dim", "key_dim", "rank", "eps"}));
+    SMOE_TRY(fields.only({"block", "taps", "value_dim", "key_dim", "rank", "eps", "negative_rates"}));
     SMOE_TRY(fields.u32("rank", 1, limits::kWidth, &r->rank));
   } else if (block == AttentionBlock::mamba2) {
-    SMOE_TRY(fields.only({"block", "taps", "heads", "key_heads", "key_dim", "value_dim", "eps"}));
+    SMOE_TRY(fields.only({"block", "taps", "heads", "key_heads", "key_dim", "value_dim", "eps", "negative_rates"}));
     SMOE_TRY(read_heads(fields, r));
   } else {
     SMOE_TRY(read_delta(fields, r));

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 LOG_LEVEL_ERROR = 4
+GGML_TYPE_F32, FLASH_ATTENTION_OFF = 0, 0
 BATCH = 512  # tokens a call of llama_decode takes
 
 
@@ -108,6 +109,9 @@ class Peer:
         context.n_ctx = options.ctx
         context.n_batch = context.n_ubatch = BATCH
         context.n_threads = context.n_threads_batch = options.threads
+        if options.exact:
+            context.type_k = context.type_v = GGML_TYPE_F32
+            context.flash_attn_type = FLASH_ATTENTION_OFF
         self.context = api.llama_init_from_model(self.model, context)
         self.load_ms = (time.perf_counter() - start) * 1e3
         self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
@@ -183,6 +187,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=1024)
     parser.add_argument("--mmap", action="store_true", help="map the file; otherwise the library's own choice")
     parser.add_argument("--no-repack", action="store_true", help="use the weights as they lie in the file")
+    parser.add_argument("--exact", action="store_true", help="keys and values in float32: to compare, not to time")
     options = parser.parse_args()
     print(json.dumps({"base_rss_bytes": base_rss_bytes()}), flush=True)
     sys.stdin.readline()

@@ -116,21 +116,25 @@ def taken_rows(arch: Arch, needed: TrunkTensor, take: str) -> Groups | None:
     attention = arch.layers[int(needed.name.split(".")[1])].attention
     if attention.recurrent:
         return recurrent_rows(attention.recurrent, needed, take)
-    if take.startswith("joined_"):
-        q_rows, kv_rows = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        first = {"joined_q": 0, "joined_k": q_rows, "joined_v": q_rows + kv_rows}[take]
-        return Groups(1, q_rows + 2 * kv_rows, first, rows)
-    if take in ("head_first_half", "head_second_half"):
-        dim = attention.head_dim
-        return Groups(attention.heads, 2 * dim, dim if take == "head_second_half" else 0, dim)
-    if take == "rotated_pairs":
-        return Groups(rows // attention.head_dim, attention.head_dim, 0, attention.head_dim, pairs=True)
+    if take.startswith(("head_", "joined_")) or take == "rotated_pairs":
+        return head_rows(attention.heads, attention.kv_heads, attention.head_dim, needed, take)
     latent = attention.latent
     assert latent is not None
     together = latent.nope_dim + latent.v_dim
     if take == "latent_keys":
         return Groups(attention.heads, together, 0, latent.nope_dim, transposed=True)
     return Groups(attention.heads, together, latent.nope_dim, latent.v_dim)
+
+
+def head_rows(heads: int, kv_heads: int, dim: int, needed: TrunkTensor, take: str) -> Groups:
+    """Rows of a matrix that holds something of each head."""
+    if take.startswith("joined_"):
+        q_rows, kv_rows = heads * dim, kv_heads * dim
+        first = {"joined_q": 0, "joined_k": q_rows, "joined_v": q_rows + kv_rows}[take]
+        return Groups(1, q_rows + 2 * kv_rows, first, needed.shape[0])
+    if take == "rotated_pairs":
+        return Groups(needed.shape[0] // dim, dim, 0, dim, pairs=True)
+    return Groups(heads, 2 * dim, dim if take == "head_second_half" else 0, dim)
 
 
 def exact(value: float) -> float:

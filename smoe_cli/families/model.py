@@ -36,6 +36,8 @@ class Recurrent:
     rank: int = 0
     channel_decay: bool = False
     sigmoid_gate: bool = False
+    tiled: bool = False
+    negative_rates: bool = False
     eps: float = 0.0
     bias: tuple[str, ...] = ()
 

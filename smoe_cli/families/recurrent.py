@@ -33,6 +33,12 @@ def recurrent_layers(family: Family, numbers: Numbers, layers: int) -> list[bool
 
 def recurrent_of(family: Family, numbers: Numbers) -> Recurrent:
     """The block of a family's recurrent layers."""
+    found = _block(family, numbers)
+    tiled = family.tiled and found.key_heads != found.heads
+    return replace(found, tiled=tiled, negative_rates=family.negative_rates)
+
+
+def _block(family: Family, numbers: Numbers) -> Recurrent:
     taps = numbers.integer("conv_taps", least=2, most=MAX_TAPS)
     hidden, eps = numbers.integer("hidden"), numbers.number("norm_eps")
     conv_bias, bias = numbers.flag("conv_bias"), numbers.flag("recurrent_bias")
@@ -149,4 +155,5 @@ def recurrent_json(r: Recurrent) -> dict[str, Any]:
         stated |= {"heads": r.heads, "key_heads": r.key_heads}
     if r.rank:
         stated["rank"] = r.rank
-    return stated | {name: True for name in ("channel_decay", "sigmoid_gate") if getattr(r, name)}
+    switches = ("channel_decay", "sigmoid_gate", "tiled", "negative_rates")
+    return stated | {name: True for name in switches if getattr(r, name)}

@@ -33,7 +33,17 @@ Keys of a family file:
     [gguf]       arch (names, a list), has and lacks (tensors that tell families of one arch apart), pairs (rows of q
                  and k are stored in the order of rotated pairs), config and rope (what the files do not state),
                  scale_like_hidden (numbers of layers at which heads are scaled by hidden / heads), imported (false:
-                 files of this arch are read as another family, and only written as this); not inherited
+                 files of this arch are read as another family, and only written as this), tensors (part of a layer =
+                 its name behind blk.{L}., as in [tensors], or a list of these with the one that is written first),
+                 tiled (heads of a recurrent block lie value by value, not key by key), recurrent_list (its layers are
+                 listed, else those without key heads), sections (positions of rope are stated in parts), shared_each
+                 (the width of one of the shared experts is stated). What llama.cpp takes for granted, so that an
+                 export has to be: dense (which layers may be without experts: none, leading, step, any), windows
+                 (layers may have one), bias (that attention may have beside q, k, v), heads = all (as many of keys as
+                 of queries) | wide (together as wide as the model) | hidden (both), fixed (our number = its value, or
+                 list of values), needs (tensors), still_every (of so many layers one does not rotate), lite (numbers
+                 of layers at which queries of latent attention may be made directly), one_base (layers with a window
+                 rotate as others do). Not inherited
     [prefix]     beginning of tensors' names in a checkpoint, {L} in it, = what [tensors] and [experts] have there
     [refuse]     config key = what it would switch on that no block does
     [require]    config key = the one value, or list of values, that the blocks compute
@@ -130,7 +140,23 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
         "packed",
     ),
     "skip": ("ignore", "optional", "modalities"),
-    "gguf": ("arch", "imported", "has", "lacks", "pairs", "config", "rope", "scale_like_hidden"),
+    "gguf": (
+        *("arch", "imported", "has", "lacks", "pairs", "config", "rope", "scale_like_hidden", "tensors", "tiled"),
+        *(
+            "dense",
+            "windows",
+            "bias",
+            "heads",
+            "fixed",
+            "recurrent_list",
+            "sections",
+            "needs",
+            "still_every",
+            "lite",
+            "one_base",
+            "shared_each",
+        ),
+    ),
     "prefix": None,
     "refuse": None,
     "require": None,
@@ -208,6 +234,8 @@ class Family:
     recurrent_types: tuple[str, ...] = ("linear_attention",)
     attention_types: tuple[str, ...] = ("full_attention",)
     channel_decay: bool = False
+    tiled: bool = False  # RecurrentSpec in engine/include/smoe/model.h; no family has it, but how a file states one
+    negative_rates: bool = False  # likewise
     unrotated: bool = False
     normalize: bool | None = None
     scores: str = "softmax"
@@ -254,7 +282,8 @@ def _key(where: str, value: Any) -> Key:
     return Key(names, value.get("default"), "default" in value, rule, value.get("null"), "null" in value)
 
 
-def _source(where: str, value: Any) -> Source:
+def read_source(where: str, value: Any) -> Source:
+    """A tensor's name, or a table of name and take."""
     if isinstance(value, str):
         return Source(value)
     if not isinstance(value, dict) or "name" not in value or set(value) - {"name", "take"}:
@@ -326,7 +355,7 @@ def parse_family(text: str, where: str) -> Family:
         model_types=tuple(raw["model_types"]),
         architectures=tuple(raw["architectures"]),
         config=config,
-        tensors={name: _source(f"{where} [tensors] {name}", value) for name, value in raw["tensors"].items()},
+        tensors={name: read_source(f"{where} [tensors] {name}", value) for name, value in raw["tensors"].items()},
         chat_template=raw.get("chat_template", ""),
         theta_default=rope.get("theta_default"),
         partial_rotary=rope.get("partial", False),

@@ -354,6 +354,8 @@ TEST(manifest_refuses_recurrent_blocks_out_of_range) {
       {"{" + heads + "3}", "key_heads"},
       {"{" + heads + "2,\"channel_decay\":true}", "channel_decay"},
       {"{" + heads + "4,\"rank\":4294967295}", "rank"},
+      {"{" + heads + "4,\"tiled\":1}", "tiled"},
+      {"{" + heads + "4,\"negative_rates\":1}", "negative_rates"},
       {R"({"block":"mamba","taps":4,"value_dim":64,"key_dim":1025,"rank":4,"eps":1e-6})", "key_dim"},
       {R"({"block":"mamba","taps":4,"value_dim":64,"key_dim":16,"rank":0,"eps":1e-6})", "rank"},
       {R"({"block":"mamba2","taps":4,"heads":4096,"key_heads":1,"key_dim":8,"value_dim":4096,"eps":1e-6})", "channels"},

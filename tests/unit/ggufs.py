@@ -19,11 +19,13 @@ ARCHS = {
     "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "minimax_m2": "minimax-m2",
     "granitemoe": "granitemoe", "granitemoeshared": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_moe": "hunyuan-moe", "dots1": "dots1", "llama4": "llama4", "afmoe": "afmoe", "exaone_moe": "exaone-moe",
-    "lfm2_moe": "lfm2moe",
+    "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_moe": "qwen35moe", "jamba": "jamba",
+    "granitemoehybrid": "granitehybrid", "kimi_linear": "kimi-linear", "sarvam_moe": "bailingmoe2", "phimoe": "phimoe",
 }  # fmt: skip
-READ_ONLY = ("lfm2_moe",)  # that are not exported
-PAIRED = ("llama", "mistral", "mixtral", "granitemoe", "granitemoeshared")
+PAIRED = ("llama", "mistral", "mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid")
+TILED = ("qwen3_5_moe",)  # whose value heads are put in another order
 # What such a file cannot say, out of the way.
+QUARTER = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 SETTINGS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen2_moe": {"mlp_only_layers": []},
@@ -36,6 +38,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"partial_rotary_factor": 0.5},
     "deepseek_v3": {"rope_interleave": True},
     "lfm2_moe": {"tie_word_embeddings": True, "norm_topk_prob": True, "norm_eps": 1e-6},
+    "phimoe": {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.01},
+    "qwen3_next": {"linear_value_head_dim": 16, "rope_parameters": QUARTER},
+    "qwen3_5_moe": {"linear_value_head_dim": 16, "rope_parameters": QUARTER},
+    "kimi_linear": {
+        "linear_attn_config": {"full_attn_layers": [2], "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4},
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "granitemoehybrid": {"mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2, "position_embedding_type": "nope"},
+    "jamba": {"mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_state": 16, "mamba_dt_rank": 8},
+}
+# What of SETTINGS llama.cpp does not compute, so that no export is made of it.
+COMPUTED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"n_group": 1, "topk_group": 1},
+    "dots1": {"num_key_value_heads": 4},
+    "olmoe": {"num_key_value_heads": 4, "norm_topk_prob": False},
+    "qwen2_moe": {"norm_topk_prob": False},
 }
 NUMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "attention.head_count_kv":
@@ -44,6 +63,9 @@ NUMBERS = {
     "expert_group_used_count": "topk_group", "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk"),
     "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "attention.key_length": "head_dim", "attention.value_length": "head_dim",
+    "ssm.time_step_rank": ("linear_num_value_heads", "mamba_n_heads", "mamba_dt_rank"),
+    "ssm.state_size": ("linear_key_head_dim", "mamba_d_state"), "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.group_count": ("linear_num_key_heads", "mamba_n_groups"), "full_attention_interval": "full_attention_interval",
 }  # fmt: skip
 REALS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta", "expert_weights_scale":
@@ -80,6 +102,29 @@ def metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> No
         writer.add_shortconv_l_cache(3)
     elif family in ("minimax_m2", "glm4_moe"):
         writer.add_rope_dimension_count(8)
+    recurrent_metadata(writer, family, config)
+
+
+def recurrent_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
+    heads = config["num_key_value_heads"]
+    if family in ("qwen3_next", "qwen3_5_moe"):
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+        writer.add_rope_dimension_count(4)
+        if family == "qwen3_5_moe":
+            writer.add_rope_dimension_sections([1, 1, 0, 0])
+    elif family == "kimi_linear":
+        writer.add_head_count_kv([0, 1, 0])
+        writer.add_ssm_conv_kernel(4)
+        writer.add_kda_head_dim(16)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif family == "granitemoehybrid":
+        writer.add_head_count_kv([0, heads, 0])
+        writer.add_ssm_inner_size(2 * config["hidden_size"])
+        writer.add_rope_scaling_finetuned(False)
+    elif family == "jamba":
+        writer.add_head_count_kv([0, heads, 0])
+        writer.add_ssm_inner_size(2 * config["hidden_size"])
 
 
 def paired(values: Array, heads: int) -> Array:
@@ -107,8 +152,11 @@ def changed(family: str, config: dict[str, Any], name: str, values: Array) -> di
         return {name: paired(values, config["num_attention_heads"])}
     if family in PAIRED and re.search(r"\.k_proj\.(weight|bias)$", name):
         return {name: paired(values, config["num_key_value_heads"])}
-    if family == "gemma3" and name.endswith("norm.weight"):
+    offset = family in ("gemma3", "qwen3_next", "qwen3_5_moe") and not name.endswith("linear_attn.norm.weight")
+    if offset and name.endswith("norm.weight"):
         return {name: values + np.float32(1)}
+    if any(part in name for part in (".linear_attn.", ".mamba.", "A_log", "dt_bias", "_conv1d.")):
+        return recurrent(family, config, name, values)
     if name.endswith("kv_b_proj.weight"):
         heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
         nope = config["qk_nope_head_dim"]
@@ -129,6 +177,52 @@ def changed(family: str, config: dict[str, Any], name: str, values: Array) -> di
     if name.endswith((".sinks", "e_score_correction_bias", "expert_bias")):
         return {name + (".weight" if name.endswith("sinks") else ".bias"): values}
     return {name: values}
+
+
+def tiled(config: dict[str, Any], values: Array, axis: int = 0) -> Array:
+    """Heads of values one of each key head after the other, from those of each key head together."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if axis:
+        return tiled(config, values.T).T
+    return values.reshape(keys, heads // keys, len(values) // heads, -1).swapaxes(0, 1).reshape(values.shape)
+
+
+def recurrent(family: str, config: dict[str, Any], name: str, values: Array) -> dict[str, Array]:
+    if name.endswith(("dt_bias", ".A_log")):
+        if name.endswith("A_log"):  # in float32 one library's exponential is another's but for the last bit
+            values = -np.exp(values.astype(np.float64)).astype(np.float32)
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif "conv1d.weight" in name:
+        values = values.reshape(len(values), -1)
+    if family in TILED:
+        return retiled(config, name, values)
+    if family == "qwen3_next" and "in_proj_qkvz" in name:
+        each, keys = config["linear_key_head_dim"], config["linear_num_key_heads"]
+        ends = [each, 2 * each, 2 * each + config["linear_num_value_heads"] * config["linear_value_head_dim"] // keys]
+        parts = np.split(values.reshape(keys, -1, values.shape[-1]), ends, axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[-1]) for part in parts)
+        qkv, gate = name.replace("qkvz", "qkv"), name.replace("qkvz", "z")
+        return {qkv: np.concatenate([q, k, v]), gate: z}
+    if family == "kimi_linear":
+        shaped = {"A_log": (1, 1, -1, 1), "conv1d.weight": (1, len(values), 1, values.shape[-1])}
+        return {name: next((values.reshape(shape) for end, shape in shaped.items() if name.endswith(end)), values)}
+    if family == "granitemoehybrid":
+        if name.endswith((".A_log", ".D")):
+            return {name: values.reshape(-1, 1)}
+        if name.endswith("mamba.norm.weight"):
+            return {name: values.reshape(config["mamba_n_groups"], -1)}
+    return {name: values}
+
+
+def retiled(config: dict[str, Any], name: str, values: Array) -> dict[str, Array]:
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        return {name: np.concatenate([values[:keys], tiled(config, values[keys:])])}
+    if name.endswith("out_proj.weight"):
+        return {name: tiled(config, values, axis=1)}
+    if name.endswith("linear_attn.norm.weight"):
+        return {name: values}
+    return {name: tiled(config, values.reshape(len(values), -1)).reshape(values.shape)}
 
 
 def turned(family: str, name: str, values: Array) -> dict[str, Array]:
@@ -159,6 +253,14 @@ BY_HAND = {  # names that the package's table has in another spelling, or not at
     "feed_forward.experts.w1.weight": "ffn_gate_exps.weight",
     "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
     "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
+    "feed_forward.experts.gate_proj.weight": "ffn_gate_exps.weight",
+    "feed_forward.experts.up_proj.weight": "ffn_up_exps.weight",
+    "feed_forward.experts.down_proj.weight": "ffn_down_exps.weight",
+    "mlp.experts.w1.weight": "ffn_gate_exps.weight",
+    "mlp.experts.w2.weight": "ffn_down_exps.weight",
+    "mlp.experts.w3.weight": "ffn_up_exps.weight",
+    "A_log": "ssm_a",
+    "mamba.D": "ssm_d",
 }
 
 

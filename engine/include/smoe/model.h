@@ -91,18 +91,21 @@ inline constexpr uint32_t kMaxTaps = 16, kMaxStateKeys = 1024;  // of a recurren
 
 // Of a recurrent block. Each begins with a causal convolution of each of its channels over `taps` positions; all but
 // short_conv then keep for each of `heads` a matrix [key_dim, value_dim], which `key_heads` keys and queries write and
-// read, those of head h being number h * key_heads / heads.
+// read, those of head h being number h * key_heads / heads, or h % key_heads where they are `tiled`.
 //   short_conv  value_dim channels between two gates (LFM2)
 //   delta       the gated delta rule (Yang et al. 2024), its decay a number a head, or a channel of the keys (Kimi)
 //   mamba2      Dao & Gu 2024: heads of value_dim channels, key_dim the state's size, key_heads the groups
 //   mamba       Gu & Dao 2023: one head of value_dim channels, each element of the state decaying by itself
 struct RecurrentSpec {
   uint32_t taps = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
-  uint32_t rank = 0;           // of the time step (mamba), or of decay and gate (delta; 0 = made directly)
-  bool channel_decay = false;  // delta
-  bool sigmoid_gate = false;   // delta: the gate behind its norm; else silu
-  float eps = 0;               // of the block's own norms
+  uint32_t rank = 0;            // of the time step (mamba), or of decay and gate (delta; 0 = made directly)
+  bool channel_decay = false;   // delta
+  bool sigmoid_gate = false;    // delta: the gate behind its norm; else silu
+  bool tiled = false;           // delta
+  bool negative_rates = false;  // stored as -exp(A_log), as GGUF has them; else as A_log
+  float eps = 0;                // of the block's own norms
 
+  uint64_t key_head(uint64_t head) const { return tiled ? head % key_heads : head * key_heads / heads; }
   uint64_t keys() const { return uint64_t{key_heads} * key_dim; }
   uint64_t values() const { return uint64_t{heads} * value_dim; }
   uint64_t channels() const { return 2 * keys() + values(); }  // that are convolved

@@ -79,7 +79,7 @@ class CheckpointExport:
             return self._made(
                 [] if add else [stored],  # in float32 the sum is not the source's precision any more
                 stored.shape,
-                lambda: stored.values(self.vault.reader).reshape(stored.shape) - np.float32(add),
+                lambda: self.vault.plain_values(canonical, stored).reshape(stored.shape) - np.float32(add),
             )
         rows, cols = groups.source_shape(stored.rows, stored.cols)
         taken = sum(part.rows * part.cols for _, part, _ in parts)
@@ -88,9 +88,9 @@ class CheckpointExport:
 
         def values() -> F32:
             out = np.zeros((groups.count, groups.size, cols), np.float32)
-            for _, part, place in parts:
+            for name, part, place in parts:
                 assert place is not None
-                found = part.values(self.vault.reader).reshape(groups.count, -1, part.cols)
+                found = self.vault.plain_values(name, part).reshape(groups.count, -1, part.cols)
                 found = found.transpose(0, 2, 1) if place.transposed else found
                 out[:, place.first : place.first + place.rows] = found
             return out.reshape(rows, cols)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from smoe_cli import _core
 from smoe_cli.convert.safetensors import FileReader, read_header
 from smoe_cli.errors import UnsupportedError, from_core
+from smoe_cli.families.model import Recurrent
 from smoe_cli.families.spec import Family, load_families
 
 PIECE_ROWS = 1 << 12  # a multiple of a panel's rows
@@ -95,6 +97,63 @@ class VaultReader:
         shape = tuple(entry["shape"])
         rows, cols = shape if len(shape) == 2 else (1, shape[0])
         return Stored(entry["encoding"], entry["layout"], rows, cols, self._scout, self._header[name].offset, shape)
+
+    def recurrent(self, layer: int) -> Recurrent | None:
+        """The layer's block, where it is a recurrent one."""
+        stated = dict(self.arch["layers"][layer]["attention"])
+        if stated["block"] in ("gqa", "mla"):
+            return None
+        return Recurrent(**{"heads": 1, **stated})
+
+    def _order(self, canonical: str, tiled: bool) -> tuple[Recurrent, int, NDArray[np.int64]] | None:
+        """Where a tensor's heads have to be put in another order: the block, the axis that they lie along, and from
+        where each comes."""
+        match = re.fullmatch(r"layers\.(\d+)\.recur\.(v|gate|out|v_conv|beta|decay|rate)(\.weight|\.bias|)", canonical)
+        recurrent = self.recurrent(int(match[1])) if match else None
+        if not match or not recurrent or recurrent.tiled == tiled or recurrent.block != "delta":
+            return None
+        if recurrent.heads == recurrent.key_heads:
+            return None
+        each = recurrent.heads // recurrent.key_heads
+        shape = (each, recurrent.key_heads) if recurrent.tiled else (recurrent.key_heads, each)
+        axis = 1 if match[2] in ("out", "v_conv") or (match[2] in ("decay", "rate") and match[3] != ".weight") else 0
+        return recurrent, axis, np.arange(recurrent.heads).reshape(shape).T.ravel()
+
+    def reorders(self, canonical: str, tiled: bool) -> bool:
+        return self._order(canonical, tiled) is not None
+
+    def ordered_rows(self, canonical: str, stored: Stored, tiled: bool) -> NDArray[np.uint8]:
+        """The rows' bytes, heads of a recurrent block value by value if ``tiled``, else key by key."""
+        raw = stored.raw(self.reader)
+        order = self._order(canonical, tiled)
+        if order is None:
+            return raw
+        recurrent, axis, heads = order
+        if axis == 0:
+            return raw.reshape(recurrent.heads, -1, raw.shape[1])[heads].reshape(raw.shape)
+        if _core.fallback(stored.encoding, recurrent.value_dim) != stored.encoding:
+            raise UnsupportedError(
+                f"{canonical} is stored as {stored.encoding}, whose blocks do not end where heads of "
+                f"{recurrent.value_dim} values do, and their order has to be changed",
+                "convert with --role attention=q8_0",
+            )
+        return raw.reshape(len(raw), recurrent.heads, -1)[:, heads].reshape(raw.shape)
+
+    def plain_values(self, canonical: str, stored: Stored, tiled: bool = False, negative: bool = False) -> F32:
+        """float32 [rows, cols], heads in that order; rates of a recurrence are -exp(A_log) if ``negative``, else A_log."""
+        values = stored.values(self.reader)
+        if order := self._order(canonical, tiled):
+            recurrent, axis, heads = order
+            shape = (recurrent.heads, -1, values.shape[1]) if axis == 0 else (len(values), recurrent.heads, -1)
+            found = values.reshape(shape)
+            values = (found[heads] if axis == 0 else found[:, heads]).reshape(values.shape)
+        if canonical.endswith(".recur.rate"):
+            block = self.recurrent(int(canonical.split(".")[1]))
+            assert block is not None
+            if block.negative_rates != negative:
+                wide = values.astype(np.float64)
+                values = (-np.exp(wide) if negative else np.log(-wide)).astype(np.float32)
+        return values
 
     def moe_layers(self) -> list[int]:
         return [index for index, layer in enumerate(self.arch["layers"]) if layer["ffn"]["block"] == "moe"]

@@ -35,7 +35,9 @@ KEYS = {
     "scaling": ("expert_weights_scale",),
     "normalize": ("expert_weights_norm",),
     "clip": ("attention.clamp_kqv",),
-    "conv_taps": ("shortconv.l_cache",),
+    "conv_taps": ("shortconv.l_cache", "ssm.conv_kernel"),
+    "recurrent_key_dim": ("ssm.state_size", "kda.head_dim"),
+    "recurrent_key_heads": ("ssm.group_count",),
     "attention_scale": ("attention.scale",),
     "embed_scale": ("embedding_scale",),
     "residual_scale": ("residual_scale",),
@@ -47,7 +49,8 @@ KEYS = {
 }
 GATING = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
-MOE_LAYERS = "moe_layers_of_the_file"  # a config key of ours: which layers hold experts
+# Config keys of ours: which layers hold experts, which kind each layer is.
+MOE_LAYERS, LAYER_KINDS = "moe_layers_of_the_file", "layer_types"
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,13 @@ class Metadata:
             return value[0]
         return value
 
+    def counts(self, key: str) -> list[int]:
+        """One number for each layer, or []."""
+        value = self.pairs.get(f"{self.arch}.{key}")
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            return []
+        return value
+
     def whole(self, key: str, least: int = 0) -> int:
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -95,11 +105,9 @@ def open_config(pairs: Mapping[str, Any], shapes: Shapes) -> Opened:
     _put(view, config, "layers", layers)
     for name, keys in KEYS.items():
         _put(view, config, name, stated.get(*keys))
-    heads = stated.get("attention.head_count_kv")
-    if isinstance(heads, list) and len(heads) >= layers and all(isinstance(count, int) for count in heads):
-        _put(view, config, "kv_heads", max(heads))  # none where a layer has no attention
-        _put(view, config, "layer_types", ["full_attention" if count else "conv" for count in heads[:layers]])
     _sizes(view, config, stated, shapes, layers)
+    if view.recurrent:
+        _recurrent(view, config, stated, shapes, layers)
     _switches(view, config, stated, shapes)
     _windows(view, config, stated, layers)
     config |= _rope(view, config, stated)
@@ -143,27 +151,24 @@ def _put(view: Family, config: dict[str, Any], name: str, value: Any) -> None:
 
 def _view(family: Family, shapes: Shapes, layers: int, blocks: int) -> Family:
     """The family as this file stores it: names, orientation, order of rows, which layers have experts."""
-    pairs = family.gguf.get("pairs", False)
-    tensors = {}
     held = {re.sub(r"^blk\.\d+\.", "blk.{L}.", name) for name in shapes}
+    tensors = {}
     for canonical in family.tensors:
-        options = names.alternatives(canonical)
-        name = next((option for option in options if option in held), options[0] if options else "")
-        take = family.tensors[canonical].take if "shortconv" in name else ""
-        if name.endswith("attn_kv_b.weight"):
-            take = "latent_keys" if "k_up" in canonical else "latent_values"
-        elif pairs and re.search(r"attn\.[qk]\.(weight|bias)$", canonical):
-            take = "rotated_pairs"
-        tensors[canonical] = Source(name, take)
+        options = names.sources(family, canonical) or (Source(""),)
+        tensors[canonical] = next((option for option in options if option.name in held), options[0])
     config = {name: key for name, key in family.config.items() if name not in ("ffn_types", "q_rank")}
     if "q_rank" in family.config:
         config["q_rank"] = Key(family.config["q_rank"].keys, default=0, has_default=True)
     config["moe_layers"] = Key((MOE_LAYERS,), default=[], has_default=True)
+    if family.recurrent:
+        config["layer_types"] = Key((LAYER_KINDS,))
     return replace(
         family,
         tensors=tensors,
         config=config,
         norm_offset=0.0,  # the file's norms have it in them
+        negative_rates=family.recurrent in ("delta", "mamba", "mamba2"),
+        tiled=family.gguf.get("tiled", False),
         experts=_experts(family) if family.experts else None,
         ignore=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "*.input_scale"),
         optional=("blk.*.nextn.*", *(f"blk.{layer}.*" for layer in range(layers, blocks))),
@@ -204,6 +209,10 @@ def _sizes(view: Family, config: dict[str, Any], stated: Metadata, shapes: Shape
     routed = {name: int(match[1]) for name in shapes if (match := re.match(r"blk\.(\d+)\.ffn_gate_inp\.weight", name))}
     moe_layers = sorted(layer for layer in routed.values() if layer < layers)
     config[MOE_LAYERS] = moe_layers
+    if moe_layers:
+        _put(view, config, "first_dense", moe_layers[0])
+    if not stated.get("expert_count"):
+        _put(view, config, "experts", 0)
     if stated.get("expert_count") and not moe_layers:
         raise CorruptError(f"the GGUF file states {stated.arch}.expert_count and holds no experts", "it is damaged")
     down = _first(shapes, r"blk\.\d+\.ffn_down_exps\.weight") or _first(shapes, r"blk\.\d+\.ffn_down\.\d+\.weight")
@@ -231,6 +240,62 @@ def _sizes(view: Family, config: dict[str, Any], stated: Metadata, shapes: Shape
 
 def _first(shapes: Shapes, pattern: str) -> tuple[int, ...] | None:
     return next((shape for name, shape in shapes.items() if re.fullmatch(pattern, name)), None)
+
+
+def _recurrent(view: Family, config: dict[str, Any], stated: Metadata, shapes: Shapes, layers: int) -> None:
+    """Which layers are recurrent, and the numbers of their block that are not stated as such."""
+    kinds = _recurrent_layers(view, stated, layers)
+    config[LAYER_KINDS] = [view.recurrent_types[0] if yes else view.attention_types[0] for yes in kinds]
+    _put_period(view, config, ("attention_every", "attention_at"), [not yes for yes in kinds])
+    if "sparse_at" in view.config:
+        _put_period(
+            view, config, ("sparse_step", "sparse_at"), [index in config[MOE_LAYERS] for index in range(layers)]
+        )
+    if heads := [count for count in stated.counts("attention.head_count_kv") if count]:
+        _put(view, config, "kv_heads", max(heads))  # none where a layer has no attention
+    held = names.stems(shapes)
+    _put(view, config, "conv_bias", bool({"shortconv.conv.bias", "ssm_conv1d.bias"} & held))
+    _put(view, config, "recurrent_bias", bool({"shortconv.in_proj.bias", "ssm_in.bias"} & held))
+    if "rope_kind" in view.config:
+        _put(view, config, "rope_kind", "rope" if stated.get("rope.scaling.finetuned") is not False else "nope")
+    if view.recurrent == "short_conv":
+        return
+    if view.channel_decay:
+        heads_in_all = stated.whole("attention.head_count", 1)
+        for name in ("recurrent_heads", "recurrent_key_heads"):
+            _put(view, config, name, heads_in_all)
+        for name in ("recurrent_value_dim", "recurrent_rank"):
+            _put(view, config, name, stated.whole("kda.head_dim", 1))
+        return
+    inner, steps = stated.whole("ssm.inner_size", 1), stated.whole("ssm.time_step_rank", 1)
+    _put(view, config, "recurrent_expand", inner // stated.whole("embedding_length", 1))
+    if view.recurrent == "mamba":
+        _put(view, config, "recurrent_rank", steps)
+    else:
+        _put(view, config, "recurrent_heads", steps)
+        _put(view, config, "recurrent_value_dim", inner // steps)
+
+
+def _put_period(view: Family, config: dict[str, Any], keys: tuple[str, str], chosen: list[bool]) -> None:
+    """For config.json to be whole, where the layers are every so many: that number, and the first."""
+    places = [index for index, yes in enumerate(chosen) if yes]
+    every = places[1] - places[0] if len(places) > 1 else len(chosen)
+    if places and chosen == [index % every == places[0] for index in range(len(chosen))]:
+        _put(view, config, keys[0], every)
+        _put(view, config, keys[1], places[0])
+
+
+def _recurrent_layers(view: Family, stated: Metadata, layers: int) -> list[bool]:
+    """By a list of them, or by every how many layers there is attention; else by the heads of keys that layers have."""
+    if view.gguf.get("recurrent_list"):
+        listed = stated.counts("attention.recurrent_layers")
+        every = stated.get("full_attention_interval") or 4
+        found = listed or [(index + 1) % every != 0 for index in range(layers)]
+    else:
+        found = [not count for count in stated.counts("attention.head_count_kv")]
+    if len(found) < layers:
+        raise CorruptError(f"the GGUF file states which of {len(found)} layers are recurrent, but has {layers}")
+    return [bool(each) for each in found[:layers]]
 
 
 def _switches(view: Family, config: dict[str, Any], stated: Metadata, shapes: Shapes) -> None:

@@ -63,6 +63,8 @@ def _tensor(entry: Entry) -> SourceTensor:
     shape = entry.shape
     if len(shape) == 3 and "_exps." not in entry.name:  # one matrix a head; they lie below each other
         shape = (shape[0] * shape[1], shape[2])
+    elif entry.name.endswith("ssm_norm.weight"):  # one row a group of heads
+        shape = (math.prod(shape),)
     kind = SourceTensor if entry.kind in DTYPE_BYTES else BlockTensor
     return kind(entry.name, entry.kind, shape, entry.path, entry.offset, entry.nbytes)
 
