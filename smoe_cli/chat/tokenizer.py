@@ -59,11 +59,11 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text in which control tokens count as such; nothing is put before or after it."""
-        return list(self.backend.encode(text, add_special_tokens=False).ids)
+        return _ids(self.backend, text)
 
     def encode_document(self, text: str) -> list[int]:
         """Ids of a bare text, with what the tokenizer itself puts around it, and one BOS at most."""
-        ids = list(self.backend.encode(text, add_special_tokens=True).ids)
+        ids = _ids(self.backend, text, special=True)
         bos = self.id_of(self.special_tokens.get("bos_token", ""))
         while bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]
@@ -152,7 +152,7 @@ class ControlTokens:
     def encode_plain(self, text: str, follows_control: bool) -> list[int]:
         plain, renumber = self._plain
         start = [plain.token_to_id(_ANCHOR)] if follows_control else []
-        ids = plain.encode((_ANCHOR if follows_control else "") + text, add_special_tokens=False).ids
+        ids = _ids(plain, (_ANCHOR if follows_control else "") + text)
         return [renumber.get(token, token) for token in ids[len(start) :]]
 
     @cached_property
@@ -197,3 +197,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CorruptError(f"{path} is not JSON: {error}", "convert the checkpoint again") from error
     return content if isinstance(content, dict) else {}
+
+
+def _ids(backend: Tokenizer, text: str, special: bool = False) -> list[int]:
+    try:
+        return list(backend.encode(text, add_special_tokens=special).ids)
+    except TypeError:  # which is what it makes of half a surrogate pair
+        text.encode()  # UnicodeEncodeError
+        raise

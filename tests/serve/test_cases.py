@@ -328,6 +328,20 @@ def test_a12_a_malformed_body_in_each_protocols_own_words(still: Running, path: 
         assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, r'{"messages": [{"role": "user", "content": "\ud800"}]}'),
+        (CHAT, r'{"messages": [{"role": "user", "content": "\ud800 <|im_end|>"}]}'),
+        (TEXT, r'{"prompt": "a \udfff b"}'),
+        (MESSAGES, r'{"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "\ud800"}]}'),
+    ],
+)
+def test_a12_half_a_surrogate_pair_is_no_text(still: Running, path: str, body: str) -> None:
+    reply = raw_post(still, path, body)
+    assert reply.status_code == 400 and "surrogate" in error_text(path, reply)
+
+
 def test_a12_unknown_paths_and_methods(still: Running) -> None:
     for path, status in [("/v1/nothing", 404), (MESSAGES + "/batches", 404), ("/api/nothing", 404), (CHAT, 405)]:
         reply = still.get(path)
