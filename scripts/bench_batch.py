@@ -5,7 +5,8 @@
 
 Prompts of one fixed random id, then seeded sampling, the sizes in turn in each round. The bound of a step: the trunk
 and the distinct experts that its sequences choose, each read from memory once, at the rate measured in this run; with
-experts on disk, what was missed at the disk's rate, if that takes longer. Medians over rounds, with their spread.
+experts on disk, what was missed at the disk's rate, if that takes longer. Memory's rate is measured before and after
+each run, whose bound it makes: it moves by half within minutes. Medians over rounds, with their spread.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Bench:
         self.engine = _core.Engine(str(options.vault), **flags)
         manifest = json.loads(_core.inspect(str(options.vault))["manifest"])
         self.eos = [(token, -1e9) for token in manifest["eos_ids"]]
-        self.rates: list[dict[str, float]] = []
+        self.threads = options.threads or _core.usable_threads()
+        self.disk_bytes_s: list[float] = []
 
-    def measure_rates(self) -> None:
-        plan = _core.predict(str(self.options.vault), 1.0, **self.flags)
-        self.rates.append({key: plan[key] for key in ("memory_read_bytes_s", "disk_read_bytes_s")})
+    def measure_disk(self) -> None:
+        self.disk_bytes_s.append(_core.predict(str(self.options.vault), 1.0, **self.flags)["disk_read_bytes_s"])
 
     def run(self, size: int, round_: int) -> dict[str, Any]:
         """``size`` sequences for warm + steps passes. Milliseconds, counts and bytes of one step of the counted ones,
@@ -51,12 +52,14 @@ class Bench:
         passes = self.options.warm + self.options.steps
         ids = np.random.default_rng(round_).integers(3, self.vault["vocab"], size)
         asks = [{**SAMPLING, "bias": self.eos, "session": f"s{n}", "seed": 1000 * round_ + n} for n in range(size)]
+        memory = [_core.probe_memory(self.threads, 0.2)]
         running = [self.engine.start([int(one)], passes + 1, **more) for one, more in zip(ids, asks, strict=True)]
         times = []
         for _ in range(passes + 1):
             began = time.perf_counter()
             self.engine.step()
             times.append((time.perf_counter() - began) * 1e3)
+        memory.append(_core.probe_memory(self.threads, 0.2))
         outcomes = [one.outcome or {} for one in running]
         assert all(outcome["generated_tokens"] == passes + 1 for outcome in outcomes)
         total = {key: sum(outcome[key] for outcome in outcomes) for key in ("hits", "misses", "read_bytes")}
@@ -65,6 +68,7 @@ class Bench:
             "step_ms": statistics.mean(times[-self.options.steps :]),
             "experts": (total["hits"] + total["misses"]) / (passes + 1),
             "read_bytes": total["read_bytes"] / (passes + 1),
+            "memory_bytes_s": statistics.mean(memory),
             "shares": {name: self.engine.buckets()[name] / whole for name in BUCKETS},
         }
 
@@ -74,10 +78,9 @@ class Bench:
         read = statistics.mean(run["read_bytes"] for run in runs)
         trunk = self.vault["active_bytes"] - self.vault["active_expert_bytes"]
         record = statistics.mean(self.vault["record_bytes"])
-        memory, disk = (max(r[key] for r in self.rates) for key in ("memory_read_bytes_s", "disk_read_bytes_s"))
-        from_memory = (trunk + experts * record) / memory * 1e3
+        disk = max(self.disk_bytes_s)
         from_disk = read / disk * 1e3 if disk else 0.0
-        bound = max(from_memory, from_disk)
+        bounds = [max((trunk + experts * record) / run["memory_bytes_s"] * 1e3, from_disk) for run in runs]
         middle = statistics.median(step_ms)
         return {
             "sequences": size,
@@ -88,16 +91,17 @@ class Bench:
             "experts_per_step": experts,
             "bytes_per_step": trunk + experts * record,
             "read_bytes_per_step": read,
-            "bound_tok_s": size * 1e3 / bound,
-            "share_of_bound": bound / middle,
-            "bound_is": "disk" if from_disk > from_memory else "memory",
+            "bound_tok_s": size * 1e3 / statistics.median(bounds),
+            "share_of_bound": statistics.median(bound / ms for bound, ms in zip(bounds, step_ms, strict=True)),
+            "bound_is": "disk" if statistics.median(bounds) == from_disk else "memory",
+            "memory_bytes_s": statistics.median(run["memory_bytes_s"] for run in runs),
             "shares": {name: statistics.mean(run["shares"][name] for run in runs) for name in BUCKETS},
         }
 
     def measure(self) -> dict[str, Any]:
         runs: dict[int, list[dict[str, Any]]] = {size: [] for size in self.sizes}
         for round_ in range(self.options.rounds + 1):  # the first one warms up
-            self.measure_rates()
+            self.measure_disk()
             for size in self.sizes if round_ % 2 else reversed(self.sizes):
                 run = self.run(size, round_)
                 runs[size] += [run] if round_ else []
@@ -108,8 +112,8 @@ class Bench:
             "vault": self.vault["id"],
             "slots": plan["slots"],
             "total_records": plan["total_records"],
-            "memory_bytes_s": max(rate["memory_read_bytes_s"] for rate in self.rates),
-            "disk_bytes_s": max(rate["disk_read_bytes_s"] for rate in self.rates),
+            "memory_bytes_s": statistics.median(run["memory_bytes_s"] for of_size in runs.values() for run in of_size),
+            "disk_bytes_s": max(self.disk_bytes_s),
             "rows": [self.row(size, runs[size]) for size in self.sizes],
         }
 
