@@ -17,7 +17,7 @@ ninja=$(command -v "$bin/ninja" || command -v ninja)
 "$cmake" --build build-arm --target smoe-tests smoe-engine
 
 # Not the ledger's: qemu answers with a start time of its own when a process asks for its own, not when others do.
-tests=(kernels quant cache io_ json manifest vault_ threads plan sampler draft options protocol)
+tests=(kernels attend quant cache io_ json manifest vault_ threads plan sampler draft options protocol)
 for cpu in max cortex-a53; do
   for filter in "${tests[@]}"; do
     echo "-- $cpu: $filter"
