@@ -17,7 +17,7 @@ from checkpoints import FakeCheckpoint, config_of, write_tokenizer
 from ggufs import ARCHS, COMPUTED, fake_of, write_gguf
 from test_packed import mlx_folder
 from tokenizers import Tokenizer
-from tokenizers_made import byte_level, llama_like, save
+from tokenizers_made import byte_level, llama_like, save, unigram_metaspace
 
 from smoe_cli.convert.export.run import PART, export
 from smoe_cli.convert.gguf.file import read_gguf
@@ -96,7 +96,9 @@ def test_safetensors_of_norms_with_an_offset_and_of_recurrent_blocks(tmp_path: P
     assert stored(out) == stored(tmp_path / "src")
 
 
-@pytest.mark.parametrize("family", sorted(family.name for family in load_families() if family.recurrent and family.gguf))
+@pytest.mark.parametrize(
+    "family", sorted(family.name for family in load_families() if family.recurrent and family.gguf)
+)
 def test_safetensors_of_what_came_as_gguf(tmp_path: Path, family: str) -> None:
     """Norms without their offset, heads in the checkpoint's order, rates as logarithms again; and convert reads it."""
     fake = fake_of(family)
@@ -124,7 +126,22 @@ def test_mlx_there_and_back(tmp_path: Path, bits: int, group: int, scales: str) 
     assert stored(again) == stored(out)
 
 
-@pytest.mark.parametrize("make", [byte_level, llama_like])
+def unigram() -> Tokenizer:
+    """Without byte fallback, as llama.cpp has it; an unknown character is the unknown piece."""
+    stated = json.loads(unigram_metaspace().to_str())
+    stated["model"]["byte_fallback"] = False
+    return Tokenizer.from_str(json.dumps(stated))
+
+
+def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(tmp_path: Path) -> None:
+    fake = fake_of("llama", vocab_size=unigram_metaspace().get_vocab_size())
+    fake.write(tmp_path / "src")
+    save(unigram_metaspace(), tmp_path / "src")
+    with pytest.raises(UnsupportedError, match="byte fallback"):
+        exported(vault_of(tmp_path / "src", tmp_path, "f32"), "gguf", tmp_path / "ours.gguf")
+
+
+@pytest.mark.parametrize("make", [byte_level, llama_like, unigram])
 def test_the_tokenizer_survives_a_gguf(tmp_path: Path, make: Any) -> None:
     tokenizer: Tokenizer = make()
     size = tokenizer.get_vocab_size()
@@ -137,6 +154,10 @@ def test_the_tokenizer_survives_a_gguf(tmp_path: Path, make: Any) -> None:
     for text in ("The capital of Italy is Rome", "  a\n\nb", "é 日 😀", "x" * 30):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
         assert back.encode(text, add_special_tokens=False).ids == plain, text
+    llama = pytest.importorskip("llama_cpp", reason="the reference of a GGUF's tokenizer is llama.cpp")
+    peer = llama.Llama(str(ours), vocab_only=True, verbose=False)
+    for text in ("The capital of Italy is Rome", "quick  brown", "é 日 😀", "x" * 30):
+        assert peer.tokenize(text.encode(), add_bos=False) == tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
 def test_what_cannot_be_written_is_refused_before_a_byte(tmp_path: Path) -> None:

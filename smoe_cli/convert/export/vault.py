@@ -140,7 +140,7 @@ class VaultReader:
         return raw.reshape(len(raw), recurrent.heads, -1)[:, heads].reshape(raw.shape)
 
     def plain_values(self, canonical: str, stored: Stored, tiled: bool = False, negative: bool = False) -> F32:
-        """float32 [rows, cols], heads in that order; rates of a recurrence are -exp(A_log) if ``negative``, else A_log."""
+        """float32 [rows, cols], heads in that order; rates of a recurrence -exp(A_log) if ``negative``, else A_log."""
         values = stored.values(self.reader)
         if order := self._order(canonical, tiled):
             recurrent, axis, heads = order

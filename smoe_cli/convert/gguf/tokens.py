@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from smoe_cli.convert.gguf.tokenizer import (
     CONTROL,
     NORMAL,
     SPACE,
+    UNKNOWN,
     UNUSED,
     USER_DEFINED,
     rules,
 )
-from smoe_cli.convert.gguf.write import BOOL, F32, I32, U32, Typed
+from smoe_cli.convert.gguf.write import BOOL, F32, I32, U8, U32, Typed
 from smoe_cli.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,13 +34,18 @@ def tokenizer_metadata(vault: VaultReader) -> dict[str, Typed]:
     tokenizer = json.loads(text)
     settings = json.loads(vault.text("tokenizer_config.json") or "{}")
     model = tokenizer["model"]
-    if model.get("type") != "BPE":
+    if model.get("type") not in ("BPE", "Unigram"):
         raise UnsupportedError(f"export to GGUF of a {model.get('type')} tokenizer is not supported")
     found = _pieces(tokenizer, vault.arch["vocab"])
-    found |= _sentencepiece(tokenizer) if model.get("byte_fallback") else _byte_level(tokenizer)
+    if model["type"] == "Unigram":
+        found |= _unigram(tokenizer)
+    else:
+        found |= _sentencepiece(tokenizer) if model.get("byte_fallback") else _byte_level(tokenizer)
     texts: list[str] = found["tokenizer.ggml.tokens"].value
     if "tokenizer.ggml.scores" in found:
         found["tokenizer.ggml.scores"].value.extend([0.0] * (len(texts) - len(found["tokenizer.ggml.scores"].value)))
+    if (unknown := _unknown(model)) is not None:
+        found["tokenizer.ggml.unknown_token_id"] = Typed(U32, unknown)
     for key, name in IDS.items():
         content = settings.get(key)
         content = content.get("content") if isinstance(content, dict) else content
@@ -62,13 +69,27 @@ def _pieces(tokenizer: dict[str, Any], vocab: int) -> dict[str, Typed]:
     texts = [f"[PAD{token}]" for token in range(vocab)]
     types = [UNUSED] * vocab
     fallback = tokenizer["model"].get("byte_fallback", False)
-    for text, token in tokenizer["model"]["vocab"].items():
+    for text, token in _vocab(tokenizer["model"]).items():
         is_byte = fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         texts[token], types[token] = text, BYTE if is_byte else NORMAL
+    if (unknown := _unknown(tokenizer["model"])) is not None:
+        types[unknown] = UNKNOWN
     for added in tokenizer.get("added_tokens") or []:
         texts[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     return {"tokenizer.ggml.tokens": Typed(STRING, texts), "tokenizer.ggml.token_type": Typed(I32, types)}
+
+
+def _vocab(model: dict[str, Any]) -> dict[str, int]:
+    vocab = model["vocab"]
+    return vocab if isinstance(vocab, dict) else {text: token for token, (text, _) in enumerate(vocab)}
+
+
+def _unknown(model: dict[str, Any]) -> int | None:
+    """The piece that stands for what no piece is."""
+    if model["type"] == "Unigram":
+        return model.get("unk_id")
+    return _vocab(model).get(model.get("unk_token") or "")
 
 
 def _merges(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -112,6 +133,29 @@ def _byte_level(tokenizer: dict[str, Any]) -> dict[str, Typed]:
         "tokenizer.ggml.pre": Typed(STRING, name),
         "tokenizer.ggml.merges": Typed(STRING, merges),
     }
+
+
+def _unigram(tokenizer: dict[str, Any]) -> dict[str, Typed]:
+    """Pieces with their own scores, and the normaliser's table where there is one."""
+    if tokenizer["model"].get("byte_fallback"):
+        raise UnsupportedError("the tokenizer is a unigram one with byte fallback, which llama.cpp does not have")
+    normalizer, cut = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    known = {"Precompiled", "Strip", "Replace"}
+    if cut.get("type") != "Metaspace" or cut.get("replacement") != SPACE or {step["type"] for step in steps} - known:
+        raise UnsupportedError("the tokenizer prepares a text by a rule that llama.cpp does not have")
+    found = {
+        "tokenizer.ggml.model": Typed(STRING, "t5"),
+        "tokenizer.ggml.pre": Typed(STRING, "default"),
+        "tokenizer.ggml.scores": Typed(F32, [float(score) for _, score in tokenizer["model"]["vocab"]]),
+        "tokenizer.ggml.add_space_prefix": Typed(BOOL, cut.get("prepend_scheme", "always") != "never"),
+        "tokenizer.ggml.remove_extra_whitespaces": Typed(BOOL, any(step["type"] == "Replace" for step in steps)),
+    }
+    for step in steps:
+        if step["type"] == "Precompiled":
+            table = base64.b64decode(step["precompiled_charsmap"])
+            found["tokenizer.ggml.precompiled_charsmap"] = Typed(U8, list(table))
+    return found
 
 
 def _sentencepiece(tokenizer: dict[str, Any]) -> dict[str, Typed]:

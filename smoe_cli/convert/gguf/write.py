@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from smoe_cli.convert.gguf.file import ALIGNMENT, ARRAY, MAGIC, STRING, TYPES
 
 CODES = {name: (number, values, nbytes) for number, (name, values, nbytes) in TYPES.items()}
-U32, I32, F32, BOOL = 4, 5, 6, 7
+U8, U32, I32, F32, BOOL = 0, 4, 5, 6, 7
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ def _string(text: str) -> bytes:
 
 
 def _scalar(kind: int, value: Any) -> bytes:
-    return _string(value) if kind == STRING else struct.pack({U32: "<I", I32: "<i", F32: "<f", BOOL: "<?"}[kind], value)
+    return (
+        _string(value)
+        if kind == STRING
+        else struct.pack({U8: "<B", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?"}[kind], value)
+    )
 
 
 def _value(typed: Typed) -> bytes:
