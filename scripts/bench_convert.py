@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How fast a checkpoint converts, beside what the disk and the quantiser alone give in the same run.
 
-    scripts/bench_convert.py FOLDER --layers 48 [--quant q4] [--jobs N] [--json]     61 GB of bf16, 26 GB of disk
+    scripts/bench_convert.py FOLDER --layers 48 [--quant q4] [--jobs N] [--json]     61 GB of bf16, 23 GB of disk
     scripts/bench_convert.py FOLDER --layers 4 --kill                                 killed in the middle, continued
 
 The checkpoint has the geometry of Qwen3-30B-A3B, one shard a layer and one for the rest. A shard is a header and a hole
@@ -39,8 +39,8 @@ from make_bench_model import HIDDEN, WIDTH, Shapes, config, layer_shapes, shards
 from smoe_cli import _core
 
 ALIGNMENT, PIECE = 4096, 16 << 20
-AHEAD = 2  # shards that are filled before the one that is read
-KEEP_FREE = 16 << 30
+AHEAD = 1  # shards that are filled before the one that is read
+KEEP_FREE = 15 * 10**9
 PUNCH_KEEP_SIZE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,7 +63,7 @@ class Shard:
 
     def fill(self, pattern: mmap.mmap) -> None:
         if shutil.disk_usage(self.path).free < KEEP_FREE + self.nbytes:
-            raise SystemExit(f"{self.path}: less than {KEEP_FREE >> 30} GiB would stay free")
+            raise SystemExit(f"{self.path}: less than {KEEP_FREE // 10**9} GB would stay free")
         descriptor = os.open(self.path, os.O_WRONLY | os.O_DIRECT)
         for offset in range(0, self.nbytes // ALIGNMENT * ALIGNMENT, PIECE):
             count = min(PIECE, self.nbytes // ALIGNMENT * ALIGNMENT - offset)
@@ -169,7 +169,7 @@ def convert_streamed(parts: list[Shard], out: Path, quant: str, jobs: int, patte
         if reading + AHEAD >= filled and filled < len(parts):
             run.pause(work)
             filled = min(len(parts), reading + AHEAD + 1)
-        for part in parts[emptied : max(emptied, reading - 2)]:
+        for part in parts[emptied : max(emptied, reading - 1)]:
             part.empty()
             emptied += 1
         time.sleep(0.02)
