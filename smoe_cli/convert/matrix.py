@@ -80,7 +80,7 @@ class Matrix:
         if self.groups is None:
             return self.tensor.raw_rows(reader, self._first_row() + start, stop - start)
         begin, end = self.groups.span(start, stop)
-        raw = self.tensor.raw_rows(reader, self._first_row() + begin, end - begin)
+        raw = self.tensor.raw_rows(reader.shared, self._first_row() + begin, end - begin)
         return np.ascontiguousarray(self.groups.pick(raw, start, stop))
 
     def _first_row(self) -> int:
@@ -112,10 +112,12 @@ class Matrix:
         rows, stored = groups.source_shape(self.rows, self.cols)
         whole = replace(self, rows=rows, cols=stored, groups=None)
         if not groups.transposed:
-            values = whole.read(reader, *groups.span(start, stop))
+            values = whole.read(reader.shared, *groups.span(start, stop))
             return np.ascontiguousarray(groups.pick(values, start, stop))
         begin, end = start // stored, -(-stop // stored)  # a group gives as many rows as it has columns
-        values = whole.read(reader, begin * groups.size, end * groups.size).reshape(end - begin, groups.size, stored)
+        values = whole.read(reader.shared, begin * groups.size, end * groups.size).reshape(
+            end - begin, groups.size, stored
+        )
         taken = values[:, groups.first : groups.first + groups.rows].transpose(0, 2, 1)
         return np.ascontiguousarray(taken).reshape(-1, self.cols)[start - begin * stored : stop - begin * stored]
 
@@ -123,12 +125,12 @@ class Matrix:
         if not self.transposed:
             return tensor.rows(reader, self._first_row() + start, stop - start)
         first = (self.expert or 0) * self.cols  # stored [in, out]
-        values = tensor.rows(reader, first, self.cols)[:, self.first + start : self.first + stop]
+        values = tensor.rows(reader.shared, first, self.cols)[:, self.first + start : self.first + stop]
         return np.ascontiguousarray(values.T)
 
     def _read_transposed(self, reader: FileReader, start: int, stop: int) -> NDArray[np.float32]:
         width = self.tensor.shape[-1]
-        raw = reader.read(self.tensor.path, self._slab_offset(), self.cols * width * self.tensor.itemsize)
+        raw = reader.shared.read(self.tensor.path, self._slab_offset(), self.cols * width * self.tensor.itemsize)
         begin, end = self.first + start, self.first + stop
         stored = raw.view(f"V{self.tensor.itemsize}").reshape(self.cols, width)[:, begin:end]
         values = to_float32(np.ascontiguousarray(stored).view(np.uint8).reshape(-1), self.dtype).reshape(

@@ -11,6 +11,8 @@ import math
 import os
 import struct
 import threading
+from collections import OrderedDict
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,7 @@ DTYPE_BYTES |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 WEIGHT_DTYPES = ("F32", "F16", "BF16", "F8_E4M3")
 MAX_HEADER_BYTES = 256 << 20
 LARGE_BYTES = 1 << 20  # of a read that is worth asking the disk for at once
+SHARED_BYTES = 64 << 20
 ALIGNMENT = 4096  # of direct reads
 DIRECT = getattr(os, "O_DIRECT", 0)
 AGAIN = "download it again"
@@ -109,11 +112,23 @@ class FileReader:
 
     def __init__(self) -> None:
         self.turns: threading.Semaphore | None = None
+        self.bytes_read = 0
         self._files: dict[tuple[Path, int], int] = {}
         self._lock = threading.Lock()
+        self._shared: SharedReader | None = None
+
+    @property
+    def shared(self) -> SharedReader:
+        """For parts that several matrices are taken from: what was read last is not read again."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = SharedReader(self)
+            return self._shared
 
     def read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Exactly ``nbytes`` bytes. CorruptError if the file ends before."""
+        with self._lock:
+            self.bytes_read += nbytes
         if nbytes < LARGE_BYTES:
             return self._read(path, offset, nbytes)
         turns = self.turns
@@ -184,6 +199,55 @@ class FileReader:
                 if descriptor >= 0:
                     os.close(descriptor)
             self._files.clear()
+            self._shared = None
+
+
+class SharedReader(FileReader):
+    """Reads through another reader and keeps what was read last, at most SHARED_BYTES or one part. Read only: what it
+    gives is given to others too."""
+
+    def __init__(self, reader: FileReader) -> None:
+        super().__init__()
+        self._reader = reader
+        self._held: OrderedDict[tuple[Path, int, int], Future[NDArray[np.uint8]]] = OrderedDict()
+
+    @property
+    def shared(self) -> SharedReader:
+        return self
+
+    def read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        key = (path, offset, nbytes)
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                mine = self._held[key] = Future()
+                self._forget_oldest()
+            else:
+                self._held.move_to_end(key)
+        if found is not None:
+            return self._wait(found)
+        try:
+            mine.set_result(self._reader.read(path, offset, nbytes))
+        except BaseException as error:
+            with self._lock:
+                self._held.pop(key, None)
+            mine.set_exception(error)
+        return mine.result()
+
+    def _wait(self, found: Future[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Another thread may be reading it still, and needs its turn for that."""
+        turns = self._reader.turns
+        if found.done() or turns is None:
+            return found.result()
+        turns.release()
+        try:
+            return found.result()
+        finally:
+            turns.acquire()
+
+    def _forget_oldest(self) -> None:
+        while len(self._held) > 1 and sum(nbytes for _, _, nbytes in self._held) > SHARED_BYTES:
+            self._held.popitem(last=False)
 
 
 def _is_cached(descriptor: int, offset: int) -> bool:

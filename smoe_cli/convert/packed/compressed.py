@@ -16,7 +16,6 @@ from smoe_cli.convert.packed.affine import (
     Floats,
     expect,
     read_some,
-    read_words,
     size_of,
     take,
     unpack_words,
@@ -42,9 +41,11 @@ class PackTensor(AffineTensor):
         scales = to_float32(raw, self.scale.dtype).reshape(count, -1)
         zeros: Floats = np.full_like(scales, 1 << (self.bits - 1))
         if self.zero is not None:
-            stored = read_words(reader, self.zero)  # words down the output
+            each = 32 // self.bits  # words down the output
+            begin, end = first // each, -(-(first + count) // each)
+            stored = read_some(reader, self.zero, begin, end - begin).view("<u4")
             every = unpack_words(np.ascontiguousarray(stored.T), self.bits).T
-            zeros = every[first : first + count].astype(np.float32)
+            zeros = every[first - begin * each :][:count].astype(np.float32)
         return codes, scales, -(scales * zeros)
 
 

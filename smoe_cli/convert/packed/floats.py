@@ -66,10 +66,11 @@ class Float8Tensor(RowTensor):
     def rows(self, reader: FileReader, first: int, count: int) -> NDArray[np.float32]:
         assert self.codes is not None and self.scale is not None
         values = to_float32(read_some(reader, self.codes, first, count).reshape(-1), "F8_E4M3").reshape(count, -1)
-        scales = read_floats(reader, self.scale).reshape(-1)
-        if len(scales) == 1:
-            scales = np.full(first + count, scales[0], np.float32)
-        scaled: NDArray[np.float32] = values * scales[first : first + count, None]
+        one = self.scale.nbytes == self.scale.itemsize
+        begin, many = (0, 1) if one else (first, count)
+        size = self.scale.itemsize
+        raw = reader.read(self.scale.path, self.scale.offset + begin * size, many * size)
+        scaled: NDArray[np.float32] = values * to_float32(raw, self.scale.dtype)[:, None]
         return scaled
 
 

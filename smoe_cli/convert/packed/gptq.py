@@ -60,16 +60,22 @@ class ColumnTensor(AffineTensor):
     def _columns(self, reader: FileReader, first: int, count: int) -> tuple[Codes, Floats, Floats]:
         """Codes [count, in], scales and zeros [count, groups] of outputs from ``first`` on."""
         assert self.qweight is not None and self.qzeros is not None and self.scale is not None
+        reader = reader.shared if count < self.shape[0] else reader
         words = read_words(reader, self.qweight)
         if self.order is None:
             codes = unpack_words(np.ascontiguousarray(words[:, first : first + count].T), self.bits)
         else:
-            every = unpack_words(words, self.bits, self.order)
-            codes = np.ascontiguousarray(every[:, first : first + count].T)
-        zeros = unpack_words(read_words(reader, self.qzeros), self.bits, self.order)[:, first : first + count]
+            codes = np.ascontiguousarray(self._along_output(words, first, count).T)
+        zeros = self._along_output(read_words(reader, self.qzeros), first, count)
         scales = read_floats(reader, self.scale)[:, first : first + count]
         kept = (zeros.T.astype(np.float32) + self.zero_add).astype(np.float32)
         return codes, np.ascontiguousarray(scales.T), kept
+
+    def _along_output(self, words: NDArray[np.uint32], first: int, count: int) -> Codes:
+        """Columns ``first`` and on of codes whose words lie along the output."""
+        each = 32 // self.bits
+        begin, end = first // each, -(-(first + count) // each)
+        return unpack_words(words[:, begin:end], self.bits, self.order)[:, first - begin * each :][:, :count]
 
 
 def join(tensors: dict[str, SourceTensor], settings: dict[str, Any]) -> None:
