@@ -228,9 +228,25 @@ void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows,
   }
 }
 
+namespace {
+
+// MLX's encoding of the same bits and scales in groups of 64 or 32.
+Encoding smaller_group(const MlxFormat& wanted, uint64_t cols) {
+  const uint32_t group = cols % 64 == 0 ? 64 : 32;
+  for (const Encoding e : all_encodings()) {
+    if (!is_mlx(e)) continue;
+    const MlxFormat f = mlx_format(e);
+    if (f.bits == wanted.bits && f.scales == wanted.scales && f.group == group) return e;
+  }
+  return Encoding::q8_0;
+}
+
+}  // namespace
+
 Encoding fallback_encoding(Encoding wanted, uint64_t cols) {
   if (cols % encoding_info(wanted).block_values == 0) return wanted;
   if (cols % 32 != 0) return Encoding::f16;
+  if (is_mlx(wanted)) return smaller_group(mlx_format(wanted), cols);
   switch (wanted) {
     case Encoding::q4_k:
       return Encoding::q5_0;

@@ -58,8 +58,7 @@ void decode_row(Encoding e, Layout layout, const uint8_t* matrix, uint64_t rows,
                 float* dst);
 
 // Where a row length does not divide, as llama.cpp chooses: Q4_K -> Q5_0, Q5_K -> Q5_1, Q2_K Q3_K IQ4_XS -> IQ4_NL,
-// others
-// -> Q8_0; not divisible by 32 -> f16.
+// others -> Q8_0; MLX's -> the same in groups of 64 or 32; not divisible by 32 -> f16.
 Encoding fallback_encoding(Encoding wanted, uint64_t cols);
 
 float f16_to_f32(uint16_t h);

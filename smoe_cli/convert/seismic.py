@@ -50,7 +50,8 @@ class SeismicTensor(AffineTensor):
         codes = (bits * (1 << np.arange(self.bits)).astype(np.uint8)).sum(axis=2, dtype=np.uint8)
         stored = reader.read(self.path, self.scale_offset + first * groups * 2, count * groups * 2)
         scales = stored.view("<f2").astype(np.float32).reshape(count, groups)
-        return codes, scales * np.float32(2 / levels), -scales
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale that is no number is found when it is stored
+            return codes, scales * np.float32(2 / levels), -scales
 
 
 def open_seismic(path: Path) -> Checkpoint:

@@ -229,3 +229,23 @@ TEST(quant_refuses_what_cannot_be_stored) {
   CHECK(status.message().find("flat index 300") != std::string::npos);
   CHECK(encode_rows(Encoding::q4_k, x.data(), 2, 200, out.data()).code() == Code::usage);
 }
+
+TEST(quant_falls_back_to_what_divides) {
+  const auto name = [](Encoding e, uint64_t cols) {
+    return std::string(encoding_info(fallback_encoding(e, cols)).name);
+  };
+  CHECK_EQ(name(Encoding::q4_k, 96), "q5_0");
+  CHECK_EQ(name(Encoding::q6_k, 96), "q8_0");
+  CHECK_EQ(name(Encoding::q4_k, 100), "f16");
+  for (const Encoding e : all_encodings()) {
+    if (!is_mlx(e)) continue;
+    const MlxFormat wanted = mlx_format(e);
+    for (const uint64_t cols : {32u, 64u, 96u, 128u, 192u, 384u}) {
+      const Encoding used = fallback_encoding(e, cols);
+      const MlxFormat got = mlx_format(used);
+      CHECK(got.bits == wanted.bits && got.scales == wanted.scales && cols % got.group == 0);
+      CHECK(got.group == wanted.group || cols % (2 * got.group) != 0 || got.group == 64);
+    }
+    CHECK(fallback_encoding(e, 48) == Encoding::f16);
+  }
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 
 gguf = pytest.importorskip("gguf", reason="files are written with the PyPI package gguf")
 
-from checkpoints import MARKERS, TEMPLATE, FakeCheckpoint, config_of  # noqa: E402
+from checkpoints import MARKERS, TEMPLATE  # noqa: E402
+from formats import FORMATS, write  # noqa: E402
 from ggufs import fake_of, write_gguf  # noqa: E402
-from test_packed import gptq, mlx_folder  # noqa: E402
 
 from smoe_cli import registry  # noqa: E402
 from smoe_cli.convert.run import Options, convert, prepare  # noqa: E402
@@ -30,20 +29,6 @@ def gguf_source(folder: Path) -> Path:
     return write_gguf(fake_of("qwen3_moe"), "qwen3_moe", folder / "m.gguf", "Q8_0")
 
 
-def mlx_source(folder: Path) -> Path:
-    fake = FakeCheckpoint(config_of("qwen3_moe", moe_intermediate_size=64), dtype="BF16")
-    mlx_folder(fake, 4, 32, "bf16")
-    return fake.write(folder / "mlx", shards=2)
-
-
-def gptq_source(folder: Path) -> Path:
-    return gptq(4, 64)[0].write(folder / "gptq")
-
-
-SOURCES = [gguf_source, mlx_source, gptq_source]
-Make = Callable[[Path], Path]
-
-
 def parts(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
@@ -53,15 +38,15 @@ def run(source: Path, out: Path, **more: Any) -> dict[str, Any]:
     return convert(prepare(Options(source, out, name="m", **more), ui), ui)
 
 
-@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize("form", FORMATS)
 def test_c11_a_conversion_stopped_in_the_middle_goes_on_to_the_same_bytes(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import smoe_cli.convert.write as write
+    import smoe_cli.convert.write as writing
 
-    source = make(tmp_path)
+    source = write(form, tmp_path)
     run(source, tmp_path / "whole")
-    real, calls = write._encode_chunk, [0]
+    real, calls = writing._encode_chunk, [0]
 
     def stop(*arguments: Any) -> Any:
         calls[0] += 1
@@ -69,21 +54,22 @@ def test_c11_a_conversion_stopped_in_the_middle_goes_on_to_the_same_bytes(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(write, "_encode_chunk", stop)
+    monkeypatch.setattr(writing, "_encode_chunk", stop)
     with pytest.raises(KeyboardInterrupt):
         run(source, tmp_path / "out", jobs=1)
     assert registry.find(tmp_path / "out") == []
-    monkeypatch.setattr(write, "_encode_chunk", real)
+    monkeypatch.setattr(writing, "_encode_chunk", real)
     assert run(source, tmp_path / "out")["resumed"]
     assert parts(tmp_path / "out") == parts(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("make", SOURCES)
-def test_c16_a_source_that_was_edited_is_noticed(tmp_path: Path, make: Make) -> None:
-    source = make(tmp_path)
+@pytest.mark.parametrize("form", FORMATS)
+def test_c16_a_source_that_was_edited_is_noticed(tmp_path: Path, form: str) -> None:
+    source = write(form, tmp_path)
     run(source, tmp_path / "out")
     assert run(source, tmp_path / "out")["unchanged"]
     path = source if source.is_file() else sorted(source.glob("*.safetensors"))[0]
+    assert path.is_file()
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -91,9 +77,9 @@ def test_c16_a_source_that_was_edited_is_noticed(tmp_path: Path, make: Make) -> 
         run(source, tmp_path / "out")
 
 
-@pytest.mark.parametrize("make", SOURCES)
-def test_c15_norms_and_routers_keep_their_precision(tmp_path: Path, make: Make) -> None:
-    job = prepare(Options(make(tmp_path), tmp_path, name="m", quant="q4"), Quiet())
+@pytest.mark.parametrize("form", FORMATS)
+def test_c15_norms_and_routers_keep_their_precision(tmp_path: Path, form: str) -> None:
+    job = prepare(Options(write(form, tmp_path), tmp_path, name="m", quant="q4"), Quiet())
     kept = [each for each in job.plan.tensors if each.role in ("norm", "router", "bias")]
     assert kept and {each.encoding for each in kept} <= {"f32", "bf16", "mlx4_g32_bf16"}
 

@@ -47,7 +47,8 @@ class AffineTensor(RowTensor):
     def rows(self, reader: FileReader, first: int, count: int) -> NDArray[np.float32]:
         codes, scales, biases = self.parts(reader, first, count)
         grouped = codes.reshape(count, -1, self.group).astype(np.float32)
-        values: Floats = grouped * scales[..., None] + biases[..., None]
+        with np.errstate(invalid="ignore", over="ignore"):  # what is no number is found when it is stored
+            values: Floats = grouped * scales[..., None] + biases[..., None]
         return values.reshape(count, -1)
 
     def raw_rows(self, reader: FileReader, first: int, count: int) -> NDArray[np.uint8]:
