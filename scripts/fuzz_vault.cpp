@@ -313,7 +313,7 @@ class Fuzzer {
       for (const auto& [name, entry] : vault->trunk) {
         if (entry.offset + entry.bytes > files.scout.size()) fail("a tensor reaches outside the file");
         std::vector<uint8_t> bytes(entry.bytes);
-        (void)read_trunk_tensor(*vault, name, bytes.data());
+        (void)read_trunk(*vault, {}, {{name, bytes.data()}});
       }
     } else if (vault.status().message().empty() || vault.status().hint().empty()) {
       fail("an error without words");

@@ -56,27 +56,33 @@ uint64_t Trunk::bytes(const ModelSpec& model) {
   return sum;
 }
 
-Result<Trunk> Trunk::load(const VaultFile& vault) {
+Result<Trunk> Trunk::load(const VaultFile& vault, const ReaderOptions& how) {
   Trunk trunk;
   SMOE_ASSIGN(trunk.memory_, AlignedBuffer::allocate(bytes(vault.model)));
+  TrunkPlaces places;
+  std::map<std::string, std::vector<uint8_t>> stored;  // of vectors
   uint8_t* at = trunk.memory_.data();
-  std::vector<uint8_t> staging;
   for (const auto& [name, t] : vault.model.tensors) {
     if (stays_on_disk(vault.model, name, t)) {
       SMOE_TRY(trunk.leave_on_disk(vault, name, t));
       continue;
     }
+    places[name] = at;
     if (is_vector(name)) {
-      staging.resize(stored_bytes(t.encoding, t.layout, t.rows, t.cols));
-      SMOE_TRY(read_trunk_tensor(vault, name, staging.data()));
-      decode_rows(t.encoding, staging.data(), t.rows * t.cols, reinterpret_cast<float*>(at));
+      stored[name].resize(stored_bytes(t.encoding, t.layout, t.rows, t.cols));
+      places[name] = stored[name].data();
       trunk.vectors_[name] = reinterpret_cast<const float*>(at);
-      finish_rates(vault.model, name, reinterpret_cast<float*>(at), t.rows * t.cols);
     } else {
-      SMOE_TRY(read_trunk_tensor(vault, name, at));
       trunk.matrices_[name] = {t.encoding, t.layout, t.rows, t.cols, at};
     }
     at += held_bytes(name, t);
+  }
+  SMOE_TRY(read_trunk(vault, how, places));
+  for (const auto& [name, bytes] : stored) {
+    const TensorSpec& t = vault.model.tensors.at(name);
+    auto* x = const_cast<float*>(trunk.vectors_[name]);
+    decode_rows(t.encoding, bytes.data(), t.rows * t.cols, x);
+    finish_rates(vault.model, name, x, t.rows * t.cols);
   }
   trunk.bind(vault.model);
   return trunk;

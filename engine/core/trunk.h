@@ -35,8 +35,9 @@ struct LayerWeights {
 class Trunk {
  public:
   static uint64_t bytes(const ModelSpec& model);
-  // Reads and checks every tensor it keeps. Errors: Code::corrupt naming the tensor, Code::resources.
-  static Result<Trunk> load(const VaultFile& vault);
+  // Reads and checks every tensor it keeps. `how` chooses backend and mode of the reads. Errors: Code::corrupt naming
+  // the tensor, Code::io, Code::resources.
+  static Result<Trunk> load(const VaultFile& vault, const ReaderOptions& how);
 
   // embedding() of this id follows: begins to read it if it is on disk.
   void expect_embedding(uint64_t id) const;

@@ -111,23 +111,4 @@ Result<VaultFile> open_vault(const std::string& path, const std::string& scout_p
   return vault;
 }
 
-Status read_trunk_tensor(const VaultFile& vault, const std::string& name, uint8_t* dst) {
-  const auto entry = vault.trunk.find(name);
-  const auto spec = vault.model.tensors.find(name);
-  if (entry == vault.trunk.end() || spec == vault.model.tensors.end()) {
-    return Status(Code::usage, vault.scout_path + ": has no tensor " + name);
-  }
-  SMOE_ASSIGN(const File file, File::open_read(vault.scout_path));
-  constexpr uint64_t kPiece = 1 << 20;  // checksummed while it is still in the CPU's cache
-  const auto [offset, bytes] = entry->second;
-  uint32_t crc = 0;
-  for (uint64_t done = 0; done < bytes; done += kPiece) {
-    const uint64_t n = std::min(kPiece, bytes - done);
-    SMOE_TRY(file.read_at(offset + done, dst + done, n));
-    crc = crc32c(dst + done, n, crc);
-  }
-  if (crc == spec->second.crc32c) return Status::ok();
-  return Status(Code::corrupt, vault.scout_path + ": the checksum of tensor " + name + " is wrong", kDamaged);
-}
-
 }  // namespace smoe

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "experts/cache.h"
+#include "io/reader.h"
 #include "smoe/model.h"
 #include "smoe/status.h"
 #include "util/crc32c.h"
@@ -31,8 +32,11 @@ struct VaultFile {
 
 Result<VaultFile> open_vault(const std::string& path, const std::string& scout_path = "");
 
-// Reads one trunk tensor's stored bytes into `dst` (entry.bytes) and checks its CRC.
-Status read_trunk_tensor(const VaultFile& vault, const std::string& name, uint8_t* dst);
+// Where tensors of the trunk are wanted, by name: memory for their stored bytes (entry.bytes).
+using TrunkPlaces = std::map<std::string, uint8_t*>;
+// Reads them, in one pass over the file, and checks each one's CRC. `how` chooses backend and mode. Errors:
+// Code::corrupt naming the tensor, Code::io, Code::resources.
+Status read_trunk(const VaultFile& vault, ReaderOptions how, const TrunkPlaces& places);
 
 struct VerifyReport {
   uint64_t checked_bytes = 0;

@@ -112,9 +112,59 @@ TEST(vault_opens_and_reads_back) {
   const auto o = tiny::options(f.folder);
   for (size_t i = 0; i < o.trunk.size(); ++i) {
     std::string data(o.trunk[i].bytes, '\0');
-    CHECK(read_trunk_tensor(vault, o.trunk[i].name, reinterpret_cast<uint8_t*>(data.data())).is_ok());
+    CHECK(read_trunk(vault, {}, {{o.trunk[i].name, reinterpret_cast<uint8_t*>(data.data())}}).is_ok());
     CHECK(data == tiny::pattern(data.size(), static_cast<uint32_t>(100 + i)));
   }
+}
+
+// The trunk as a stream: any selection of tensors, whichever way it is read, and more of it than is on its way at once.
+TEST(vault_trunk_is_read_in_one_pass) {
+  Fixture f;
+  Result<VaultFile> opened = open_vault(f.smoe);
+  REQUIRE(opened.is_ok());
+  VaultFile vault = std::move(opened).value();
+  // A file of its own, with tensors that begin anywhere and end with it in the middle of a block.
+  std::string file(5000000 * 3 + 12345, 0);
+  for (size_t i = 0; i < file.size(); ++i) file[i] = static_cast<char>(i * 2654435761u >> 13);
+  f.tree.write("stream", file);
+  vault.scout_path = f.tree.path("stream");
+  vault.scout_bytes = file.size();
+  const std::vector<TrunkEntry> entries = {
+      {64, 5000}, {5064, 0}, {5064, 9000001}, {9005065, 63}, {12000000, file.size() - 12000000}};
+  std::vector<std::string> memory;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const std::string name = std::to_string(i);
+    vault.trunk[name] = entries[i];
+    vault.model.tensors[name].crc32c = crc32c(file.data() + entries[i].offset, entries[i].bytes);
+    memory.emplace_back(entries[i].bytes, 0);
+  }
+  const auto place = [&](size_t i) {
+    return TrunkPlaces::value_type{std::to_string(i), reinterpret_cast<uint8_t*>(memory[i].data())};
+  };
+  for (const ReaderKind kind : {ReaderKind::automatic, ReaderKind::pread}) {
+    for (const DirectMode mode : {DirectMode::automatic, DirectMode::buffered}) {
+      for (unsigned chosen = 0; chosen < 32; chosen += 1 + (kind == ReaderKind::pread) * 6) {
+        TrunkPlaces places;
+        for (std::string& bytes : memory) std::fill(bytes.begin(), bytes.end(), 1);
+        for (size_t i = 0; i < entries.size(); ++i)
+          if (chosen >> i & 1) places.insert(place(i));
+        CHECK(read_trunk(vault, {kind, mode, 4, {}}, places).is_ok());
+        for (size_t i = 0; i < entries.size(); ++i) {
+          const std::string right =
+              chosen >> i & 1 ? file.substr(entries[i].offset, entries[i].bytes) : std::string(entries[i].bytes, 1);
+          CHECK(memory[i] == right);
+        }
+      }
+    }
+  }
+  vault.model.tensors["2"].crc32c ^= 1;
+  const Status damaged = read_trunk(vault, {}, {place(0), place(2), place(4)});
+  CHECK(damaged.code() == Code::corrupt && mentions(damaged, "tensor 2"));
+  CHECK(read_trunk(vault, {}, {place(0), place(4)}).is_ok());
+  CHECK(read_trunk(vault, {}, {{"no such tensor", nullptr}}).code() == Code::usage);
+  std::filesystem::resize_file(vault.scout_path, 8000000);
+  const Status cut = read_trunk(vault, {}, {place(0), place(4)});
+  CHECK(cut.code() == Code::corrupt && mentions(cut, vault.scout_path));
 }
 
 TEST(vault_without_experts) {

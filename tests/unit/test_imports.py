@@ -24,7 +24,7 @@ ENGINE = {
     "kernels": {"quant", "util"},
     "io": {"util"},
     "experts": {"io", "util"},
-    "vault": {"experts", "quant", "util"},
+    "vault": {"experts", "io", "quant", "util"},
     "blocks": {"kernels", "experts", "quant", "util"},
     "core": {"blocks", "kernels", "experts", "vault", "quant", "io", "util"},
     "front": {"core", "util"},
