@@ -41,6 +41,9 @@ class Policy {
   // The resident worth the least gives way; of equals the one with the lowest number.
   virtual double worth(uint32_t record) const = 0;
 
+  // Whether turns and uses of one layer never change the order of another layer's records among themselves: each
+  // layer's residents are then sorted once a turn, and only the least of each are compared.
+  virtual bool sorted_by_layer() const { return true; }
   // Residents drawn at random and compared for each victim; 0 = all residents are compared.
   virtual uint32_t sample() const { return 0; }
   // A layer is left this share of its even part of the slots, as long as another can give.

@@ -31,6 +31,7 @@ class Lfru final : public Policy {
   double worth(uint32_t record) const override {
     return usage_.count(record) / static_cast<double>(1 + now_[layer_of_[record]] - last_use_[record]);
   }
+  bool sorted_by_layer() const override { return false; }  // what it divides by differs between records
   uint32_t sample() const override { return sample_; }
 
  private:

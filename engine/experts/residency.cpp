@@ -20,6 +20,9 @@ Residency::Residency(ExpertTable table, uint32_t slots, std::unique_ptr<Policy> 
   answer_.hits.reserve(table_.records());
   answer_.misses.reserve(table_.records());
   answer_.evicted.reserve(table_.records());
+  ranks_.resize(table_.layers());
+  for (uint32_t layer = 0; layer < table_.layers(); ++layer)
+    ranks_[layer].records.reserve(table_.first_record[layer + 1] - table_.first_record[layer]);
 }
 
 const Residency::Fetch& Residency::fetch(uint32_t layer, const uint32_t* experts, const uint32_t* uses, size_t count,
@@ -31,6 +34,7 @@ const Residency::Fetch& Residency::fetch(uint32_t layer, const uint32_t* experts
   answer_.evicted.clear();
   policy_->turn(layer, tokens);
   usage_.turn(layer, tokens);
+  ranks_[layer].stale = true;
   const uint32_t first = table_.first_record[layer];
   forget_guesses(first, table_.first_record[layer + 1]);
   for (uint32_t i = 0; i < count; ++i) {
@@ -103,6 +107,7 @@ void Residency::seed(const std::vector<float>& counts) {
     policy_->seed(record, counts[record]);
     usage_.add(record, counts[record]);
   }
+  for (Ranks& ranks : ranks_) ranks.stale = true;
 }
 
 std::vector<float> Residency::counts() const {
@@ -115,6 +120,7 @@ void Residency::hold(uint32_t record) {
   place_[record] = held();
   held_.push_back(record);
   ++held_of_[table_.layer_of[record]];
+  ranks_[table_.layer_of[record]].stale = true;
 }
 
 void Residency::let_go(uint32_t record) {
@@ -140,20 +146,48 @@ void Residency::make_room(uint32_t count, std::vector<uint32_t>* evicted) {
   }
 }
 
-void Residency::compare_all(uint32_t count, std::vector<uint32_t>* evicted) {
+void Residency::rank(uint32_t layer) {
+  Ranks& ranks = ranks_[layer];
+  ranks.next = 0;
+  if (!ranks.stale && policy_->sorted_by_layer()) return;
+  ranks.stale = false;
+  ranks.records.clear();
   candidates_.clear();
-  for (uint32_t record : held_) {
-    if (!protected_now(record)) candidates_.push_back({policy_->worth(record), record});
+  for (uint32_t record = table_.first_record[layer]; record < table_.first_record[layer + 1]; ++record)
+    if (holds(record)) candidates_.push_back({policy_->worth(record), record});
+  std::sort(candidates_.begin(), candidates_.end(),
+            [](const Candidate& a, const Candidate& b) { return goes_later(b, a); });
+  for (const Candidate& candidate : candidates_) ranks.records.push_back(candidate.record);
+}
+
+uint32_t Residency::next_of(uint32_t layer) {
+  Ranks& ranks = ranks_[layer];
+  while (ranks.next < ranks.records.size()) {
+    const uint32_t record = ranks.records[ranks.next++];
+    if (holds(record) && !protected_now(record)) return record;
   }
+  return kNone;
+}
+
+void Residency::compare_all(uint32_t count, std::vector<uint32_t>* evicted) {
+  for (uint32_t layer = 0; layer < table_.layers(); ++layer) rank(layer);
+  candidates_.clear();  // the next of each layer
+  const auto enter = [&](uint32_t layer) {
+    const uint32_t record = next_of(layer);
+    if (record != kNone) candidates_.push_back({policy_->worth(record), record});
+    return record != kNone;
+  };
+  for (uint32_t layer = 0; layer < table_.layers(); ++layer) enter(layer);
   std::make_heap(candidates_.begin(), candidates_.end(), goes_later);
   const double even = static_cast<double>(slots_) / std::max(1u, table_.layers());
   const auto floor = static_cast<uint32_t>(even * policy_->floor_share());
   spared_.clear();
   while (count > 0 && !candidates_.empty()) {
     std::pop_heap(candidates_.begin(), candidates_.end(), goes_later);
-    const uint32_t record = candidates_.back().record;
+    const uint32_t record = candidates_.back().record, layer = table_.layer_of[record];
     candidates_.pop_back();
-    if (held_of_[table_.layer_of[record]] <= floor) {
+    if (enter(layer)) std::push_heap(candidates_.begin(), candidates_.end(), goes_later);
+    if (held_of_[layer] <= floor) {
       spared_.push_back(record);
       continue;
     }

@@ -80,6 +80,10 @@ class Residency {
   // Evicts `count` residents that the current fetch does not ask for.
   void make_room(uint32_t count, std::vector<uint32_t>* evicted);
   void compare_all(uint32_t count, std::vector<uint32_t>* evicted);
+  // Puts the residents that may go into `ranks_[layer]`, the first to go in front.
+  void rank(uint32_t layer);
+  // The layer's next candidate that may go; kNone if there is none.
+  uint32_t next_of(uint32_t layer);
   void compare_sampled(uint32_t count, std::vector<uint32_t>* evicted);
   uint32_t random(uint32_t below);
 
@@ -95,6 +99,13 @@ class Residency {
   std::vector<uint32_t> held_;      // the residents, in no order
   std::vector<uint32_t> place_;     // [record], in held_
   std::vector<uint32_t> held_of_;   // [layer], how many
+  // Of each layer its residents as they would go. Some may have left since, none has come or changed its place.
+  struct Ranks {
+    std::vector<uint32_t> records;
+    size_t next = 0;  // of the present comparison
+    bool stale = true;
+  };
+  std::vector<Ranks> ranks_;  // [layer]
   std::vector<Candidate> candidates_;
   std::vector<uint32_t> guesses_;  // records made resident on a guess whose layer has not had its turn since
   std::vector<bool> guessed_;      // [record], whether it is one of them

@@ -214,6 +214,42 @@ TEST(policy_residency_invariants) {
   }
 }
 
+// Ranks that are kept between turns are those that would be made anew.
+TEST(policy_ranks_are_kept_only_while_they_hold) {
+  struct Anew final : Policy {
+    explicit Anew(std::unique_ptr<Policy> policy) : inner(std::move(policy)) {}
+    void turn(uint32_t layer, uint32_t tokens) override { inner->turn(layer, tokens); }
+    void use(uint32_t record, uint32_t uses) override { inner->use(record, uses); }
+    void seed(uint32_t record, double uses) override { inner->seed(record, uses); }
+    double worth(uint32_t record) const override { return inner->worth(record); }
+    bool sorted_by_layer() const override { return false; }
+    uint32_t sample() const override { return inner->sample(); }
+    double floor_share() const override { return inner->floor_share(); }
+    std::unique_ptr<Policy> inner;
+  };
+  for (const std::string& name : policy_names()) {
+    std::mt19937 random(3);
+    Residency kept(table(), 24, policy(name.c_str(), table()));
+    Residency anew(table(), 24, std::make_unique<Anew>(policy(name.c_str(), table())));
+    for (int step = 0; step < 3000; ++step) {
+      const uint32_t layer = static_cast<uint32_t>(step) % kLayers, count = 1 + random() % (step % 40 == 0 ? 16 : 4);
+      const std::vector<uint32_t> wanted = draw(random, kExperts, count);
+      const uint32_t tokens = step % 60 < 4 ? 50 : 1, dropped = random() % (kLayers * kExperts);
+      const uint32_t inserted = random() % (kLayers * kExperts), slots = 8 + random() % 30;
+      std::vector<float> counts(kLayers * kExperts);
+      for (float& n : counts) n = static_cast<float>(random() % 90);
+      for (Residency* r : {&kept, &anew}) {
+        if (step == 1500) r->seed(counts);
+        r->fetch(layer, wanted.data(), nullptr, wanted.size(), tokens);
+        if (step % 7 == 0) r->drop(dropped);
+        if (step % 3 == 0) r->insert(inserted, step % 2 == 0, nullptr);
+        if (step % 101 == 0) r->resize(slots, nullptr);
+      }
+      REQUIRE(residents(kept) == residents(anew));
+    }
+  }
+}
+
 // What was read on a guess outlives what has been used, until its layer has had its turn; but a fetch comes first.
 TEST(policy_guesses_stay_until_their_turn) {
   Residency r(table(2, 8), 4, policy("lru", table(2, 8)));
