@@ -6,7 +6,7 @@
 namespace smoe {
 namespace {
 
-constexpr uint32_t kHalfLife = 128;  // tokens
+constexpr uint32_t kHalfLife = 64;  // tokens
 
 class Decayed : public Policy {
  public:
