@@ -10,10 +10,10 @@
 namespace smoe {
 namespace {
 
-constexpr double kBand = 0.2;           // either way
-constexpr double kHistoryTokens = 512;  // counted before history and the line weigh the same
-constexpr double kLoopsALayer = 14;     // parallel loops of a layer for one token
-constexpr double kLocality = 1.3;       // see expected_hit_rate()
+constexpr double kBand = 0.2;          // either way
+constexpr double kHistoryTokens = 32;  // counted before history and the line weigh the same
+constexpr double kLoopsALayer = 14;    // parallel loops of a layer for one token
+constexpr double kLocality = 1.5;      // see expected_hit_rate()
 // Measured on the machine of tests/bench_data/2026-11-30-plan: the share of a token's time that is left when the next
 // layer's likeliest experts are read on a guess; how many times longer a record that has just been read takes through
 // memory; what a cache finds of what the most used records would give; what a value that is only moved costs beside one

@@ -22,11 +22,11 @@ struct Speed {
 };
 inline constexpr uint32_t kPromptTokens = 512;
 
-// The share of a token's experts found by a cache of `slots`, which holds the most used. Without history (empty, else
-// decayed counts [record]) the most popular share x of a layer's experts is taken to have 1 - (1 - x)^1.3 of its uses:
-// between even routing (exponent 1) and what real text was measured to have (2); see LEARNED.md,
-// 2026-11-30-locality-model. With history: what was counted, layer by layer, drawn to that line as long as few tokens
-// were counted.
+// The share of a token's experts found by a cache of `slots`, which holds the most used; what is read on a guess a
+// moment before it is asked for is not found. Without history (empty, else decayed counts [record]) the most popular
+// share x of a layer's experts is taken to have 1 - (1 - x)^1.5 of its uses: between even routing (exponent 1) and what
+// real text was measured to have (2); see LEARNED.md, 2026-11-30-locality-model. With history: what was counted, layer
+// by layer, drawn to that line while fewer than some tens of tokens were counted.
 double expected_hit_rate(const ModelSpec& model, uint32_t slots, const std::vector<float>& history);
 
 Speed predict_speed(const ModelSpec& model, const Plan& plan, const Rates& rates, const std::vector<float>& history);
