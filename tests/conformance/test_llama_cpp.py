@@ -95,6 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mellum", SPARSE, "another base"),
     ("llama4", {}, "attention_chunk_size|rotation"),
     ("olmoe", {"num_key_value_heads": 8}, "clip_qkv"),
+    ("gemma3", {}, "scores are scaled"),
     ("sarvam_moe", {}, "as wide as the model"),
     ("jamba", {}, "no name for layers.0.recur.in.bias"),
     ("granitemoehybrid", {}, "no name for layers.0.recur.in.bias"),

@@ -58,6 +58,11 @@ def _attention(vault: VaultReader, stated: dict[str, Any]) -> str:
     same = stated.get("heads", "")
     if same in ("all", "hidden") and any(each["heads"] != each["kv_heads"] for each in attentions):
         return "it has fewer heads of keys than of queries"
+    hidden, layers_here = vault.arch["hidden"], len(vault.arch["layers"])
+    for each in attentions if "attention_scale" not in vault.family.config else ():
+        like = hidden // each["heads"] if layers_here in stated.get("scale_like_hidden", ()) else each["head_dim"]
+        if abs(each["scale"] * like**0.5 - 1) > 1e-4:
+            return f"scores are scaled by {each['scale']:.4g}, not by the root of {like}"
     if stated.get("one_base") and len({rope_base(each) for each in vault.arch["ropes"]}) > 1:
         return "layers with a window rotate by another base"
     every = stated.get("still_every")
