@@ -124,10 +124,10 @@ def test_a_text_is_judged_before_anything_is_made_of_it(source: Path, tmp_path: 
     binary.write_bytes(b"\xff\xfe" * 100)
     for text in (empty, binary, tmp_path, tmp_path / "no"):
         with pytest.raises(UsageError, match=r"cannot be read|has no text"):
-            command(source, out=out, name="m", quant="q4", calibrate=text)
+            command(str(source), out=out, name="m", quant="q4", calibrate=text)
         assert "8-bit" not in capsys.readouterr().err and not list(out.iterdir())
     with pytest.raises(UsageError, match="source keeps what is there"):
-        command(source, out=out, name="m", quant="source", calibrate=empty)
+        command(str(source), out=out, name="m", quant="source", calibrate=empty)
 
 
 def test_a_calibration_that_is_stopped_continues_and_a_finished_one_is_not_repeated(
@@ -145,17 +145,17 @@ def test_a_calibration_that_is_stopped_continues_and_a_finished_one_is_not_repea
         patch.setattr("smoe_cli.convert.calibrate.collect", stop)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                command(source, out=out, name="m", quant="q4", calibrate=text)
+                command(str(source), out=out, name="m", quant="q4", calibrate=text)
     assert made[0] == made[1]  # the 8-bit vault was kept
-    command(source, out=out, name="m", quant="q4", calibrate=text)
+    command(str(source), out=out, name="m", quant="q4", calibrate=text)
     assert sorted(path.name for path in out.iterdir()) == ["m.scout.safetensors", "m.smoe", "m.tokenizer"]
     capsys.readouterr()
-    command(source, out=out, name="m", quant="q4", calibrate=text)
+    command(str(source), out=out, name="m", quant="q4", calibrate=text)
     said = capsys.readouterr().err
     assert "up to date" in said and "calibrating" not in said
     text.write_text("five six " * 40)
     with pytest.raises(UsageError, match="calibrated with another text"):
-        command(source, out=out, name="m", quant="q4", calibrate=text)
+        command(str(source), out=out, name="m", quant="q4", calibrate=text)
 
 
 def test_what_a_stopped_calibration_of_another_source_left_is_replaced(source: Path, tmp_path: Path, q8: Path) -> None:
@@ -165,5 +165,5 @@ def test_what_a_stopped_calibration_of_another_source_left_is_replaced(source: P
     FakeCheckpoint(config_of("mixtral"), seed=9).write(other)
     write_tokenizer(other)
     convert(prepare(Options(other, out / ".calibrate-m", "calibrate", "q8"), Quiet()), Quiet())
-    command(source, out=out, name="m", quant="q4", calibrate=text)
+    command(str(source), out=out, name="m", quant="q4", calibrate=text)
     assert (out / "m.smoe").is_file() and not (out / ".calibrate-m").exists()
