@@ -13,7 +13,7 @@ seed=${SEED:-$(date +%s)}
 bin=${VENV:-.venv}/bin
 cmake=$(command -v "$bin/cmake" || command -v cmake)
 ninja=$(command -v "$bin/ninja" || command -v ninja)
-threaded=(threads_ io_ cache_ prefault_ protocol_ wire_ vault_written)  # every test whose code starts a thread; filters are parts of names
+threaded=(threads_ io_ cache_ prefault_ upkeep_ protocol_ wire_ vault_written vault_trunk)  # every test whose code starts a thread; filters are parts of names
 
 configure_and_build() {  # folder, sanitizers, targets...
   local folder=$1 sanitizers=$2
