@@ -227,6 +227,8 @@ def test_c5_an_unknown_method_is_refused_by_name(tmp_path: Path) -> None:
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "gemv"),
         ({"quant_algo": "W4A8"}, "W4A8"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": 1.5}, "0 groups"),
+        ({"quant_method": "compressed-tensors", "format": ["x"]}, "x"),
     ],
 )
 def test_settings_that_are_not_read(tmp_path: Path, settings: dict[str, Any], what: str) -> None:

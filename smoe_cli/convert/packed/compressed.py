@@ -51,9 +51,10 @@ class PackTensor(AffineTensor):
 
 def join(tensors: dict[str, SourceTensor], settings: dict[str, Any]) -> None:
     groups = settings.get("config_groups")
-    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if groups else []
+    every = groups.values() if isinstance(groups, dict) else ()
+    weights = [group.get("weights") for group in every if isinstance(group, dict)]
     stated = [found for found in weights if isinstance(found, dict)]
-    form = settings.get("format")
+    form = str(settings.get("format"))
     joins = {"pack-quantized": _pack, "nvfp4-pack-quantized": _nvfp4, "mxfp4-pack-quantized": _mxfp4}
     joins |= {"float-quantized": _float8, "naive-quantized": _float8}
     if form not in joins or len(stated) != 1:
