@@ -31,7 +31,7 @@ def command(
     target = out or Path(f"{vault.id}.gguf" if to == "gguf" else f"{vault.id}-{to}")
     meter = Meter("exporting")
     with meter:
-        written = export(vault.path, to, target, dtype, meter.update)
+        written = export(vault.path, to, target, dtype, meter.update, lambda text: console.say(f"note: {text}"))
     if as_json:
         print(json.dumps({"path": str(target), "format": to, "bytes": written}))
     console.say(f"{target}: {show(written)} of weights")

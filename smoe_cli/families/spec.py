@@ -43,7 +43,8 @@ Keys of a family file:
                  of queries) | wide (together as wide as the model) | hidden (both), fixed (our number = its value, or
                  list of values), needs (tensors), still_every (of so many layers one does not rotate), lite (numbers
                  of layers at which queries of latent attention may be made directly), one_base (layers with a window
-                 rotate as others do). Not inherited
+                 rotate as others do). differs: what llama.cpp does otherwise
+                 although it loads the file, said at an export. Not inherited
     [prefix]     beginning of tensors' names in a checkpoint, {L} in it, = what [tensors] and [experts] have there
     [refuse]     config key = what it would switch on that no block does
     [require]    config key = the one value, or list of values, that the blocks compute
@@ -155,6 +156,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
             "lite",
             "one_base",
             "shared_each",
+            "differs",
         ),
     ),
     "prefix": None,

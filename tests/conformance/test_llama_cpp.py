@@ -194,7 +194,9 @@ def test_phimoe_is_llama_cpp_s_but_for_routing_and_mean(tiny_vault: Vaults, tmp_
         (tmp_path / "src" / name).write_bytes((checkpoint / name).read_bytes())
     job = prepare(Options(tmp_path / "src", tmp_path, name="m", quant="f32"), Quiet())
     convert(job, Quiet())
-    path, ids = exported(job.vault, tmp_path / "x.gguf"), ids_of(64, 320)
+    path, ids, said = tmp_path / "x.gguf", ids_of(64, 320), list[str]()
+    export(job.vault, "gguf", path, "", lambda done, whole: None, said.append)
+    assert len(said) == 1 and "plain softmax" in said[0]
     want = ours(job.vault, ids)
     assert reference.relative_error(theirs(path, ids), want).max() < 1e-4
     assert reference.relative_error(ours(read_back(path, tmp_path), ids), want).max() < 2e-5

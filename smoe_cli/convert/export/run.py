@@ -19,7 +19,9 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @file_errors(AGAIN)
-def export(vault: Path, to: str, out: Path, dtype: str, progress: Progress) -> int:
+def export(
+    vault: Path, to: str, out: Path, dtype: str, progress: Progress, notice: Callable[[str], None] = lambda text: None
+) -> int:
     """Writes ``out``, which must not exist; the bytes of its tensors. ``dtype`` is safetensors', bf16 if empty. An
     export that is stopped leaves nothing behind; one that is killed leaves ``out`` with PART after it, which the next
     replaces."""
@@ -31,6 +33,8 @@ def export(vault: Path, to: str, out: Path, dtype: str, progress: Progress) -> i
         raise UsageError(f"{out} exists", "choose another name with --out")
     part = out.with_name(out.name + PART)
     reader = VaultReader(vault)
+    if to == "gguf" and (differs := reader.family.gguf.get("differs")):
+        notice(f"llama.cpp will answer otherwise than smoe: {differs}")
     try:
         total, writing = _gguf(reader, part) if to == "gguf" else _folder(reader, to, part, dtype or "bf16")
         with _whole_or_nothing(part, out):
