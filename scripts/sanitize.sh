@@ -18,7 +18,7 @@ threaded=(threads_ io_ cache_ prefault_ upkeep_ protocol_ wire_ vault_written va
 configure_and_build() {  # folder, sanitizers, targets...
   local folder=$1 sanitizers=$2
   shift 2
-  "$cmake" -S . -B "$folder" -G Ninja -DCMAKE_MAKE_PROGRAM="$ninja" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  "$cmake" -S . -B "$folder" -G Ninja -DCMAKE_MAKE_PROGRAM="$(realpath "$ninja")" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DSMOE_PYTHON=OFF -DSMOE_TESTS=ON -DSMOE_SANITIZE="$sanitizers" >/dev/null
   "$cmake" --build "$folder" --target "$@"
 }
