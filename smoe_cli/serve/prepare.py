@@ -96,6 +96,10 @@ class Preparer:
         self.defaults = defaults
         self.house = house
 
+    def at_once(self, label: str) -> bool:
+        """Whether a short request with this model field waits for nothing: its model is there, no guard is asked."""
+        return self.house.guard is None and label in ("", self.fleet.target.name)
+
     def turn(self, request: TurnRequest) -> Job:
         loaded = self.fleet.open(request.limits.model)
         options = self._options(request.limits, loaded)

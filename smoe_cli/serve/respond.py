@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from smoe_cli.serve.run import Failed, Ping, Queued, Run, Starting
 from smoe_cli.serve.service import Service
 
 T = TypeVar("T")
+BRIEF_BYTES = 2048  # of a request: what is made of it takes less than a millisecond
 NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -33,19 +35,23 @@ def failure(error: SmoeError, envelope: Envelope, headers: dict[str, str] | None
     return Response(content, status, headers, "application/json")
 
 
-async def admit(service: Service, prepare: Callable[[], Job]) -> Job:
-    """What can be refused is refused here, before any header is sent: 429 first, which costs nothing, then 400."""
+async def admit(service: Service, http: Request, label: str, prepare: Callable[[], Job]) -> Job:
+    """What can be refused is refused here, before any header is sent: 429 first, which costs nothing, then 400.
+    ``label`` is the request's model field."""
     service.queue.check()
-    job = await checked(prepare)
+    size = http.headers.get("content-length", "")
+    brief = size.isdecimal() and int(size) <= BRIEF_BYTES and service.prepare.at_once(label)
+    job = await checked(prepare, brief)
     while job.loaded is not service.fleet.target and service.fleet.find(job.label) is None:
         job = await checked(prepare)  # a label that names no model means what is loaded, which another has just changed
     return job
 
 
-async def checked(work: Callable[[], T]) -> T:
-    """Run it in a thread: rendering a long conversation would hold up everybody's tokens."""
+async def checked(work: Callable[[], T], brief: bool = False) -> T:
+    """Run it in a thread, since rendering a long conversation would hold up everybody's tokens; what is brief takes
+    less time here than on its way to a thread and back."""
     try:
-        return await asyncio.to_thread(work)
+        return work() if brief else await asyncio.to_thread(work)
     except UnicodeEncodeError:
         raise UsageError("the request holds half of a surrogate pair, which is no character") from None
     except RecursionError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from smoe_cli.serve.dialects import anthropic
@@ -17,8 +17,8 @@ def routes(app: FastAPI, service: Service) -> None:
         return {"request-id": anthropic.new_id("req")}
 
     @app.post("/v1/messages", response_model=None)
-    async def messages(body: anthropic.MessagesBody) -> Response:
-        job = await admit(service, lambda: service.prepare.turn(body.request()))
+    async def messages(http: Request, body: anthropic.MessagesBody) -> Response:
+        job = await admit(service, http, body.model, lambda: service.prepare.turn(body.request()))
         run = service.submit(job)
         if body.stream:
             writer = anthropic.MessagesWriter(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
@@ -29,8 +29,8 @@ def routes(app: FastAPI, service: Service) -> None:
             return service.prepare.texts([request])
         return service.prepare.turn(request)
 
-    async def answer(body: ollama.ChatBody | ollama.GenerateBody, chat: bool) -> Response:
-        job = await admit(service, lambda: prepare(body.request()))
+    async def answer(http: Request, body: ollama.ChatBody | ollama.GenerateBody, chat: bool) -> Response:
+        job = await admit(service, http, body.model, lambda: prepare(body.request()))
         run = service.submit(job)
         if body.stream is not False:
             writer = ollama.OllamaWriter(job, chat)
@@ -44,12 +44,12 @@ def routes(app: FastAPI, service: Service) -> None:
         return JSONResponse(ollama.loaded_body(loaded.name, chat))
 
     @app.post("/api/chat", response_model=None)
-    async def chat(body: ollama.ChatBody) -> Response:
-        return await answer(body, True) if body.messages else await load(body.model, True)
+    async def chat(http: Request, body: ollama.ChatBody) -> Response:
+        return await answer(http, body, True) if body.messages else await load(body.model, True)
 
     @app.post("/api/generate", response_model=None)
-    async def generate(body: ollama.GenerateBody) -> Response:
-        return await answer(body, False) if body.prompt else await load(body.model, False)
+    async def generate(http: Request, body: ollama.GenerateBody) -> Response:
+        return await answer(http, body, False) if body.prompt else await load(body.model, False)
 
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:

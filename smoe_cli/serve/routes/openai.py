@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from smoe_cli.serve.dialects import openai, openai_chat, openai_completions, openai_responses
@@ -17,8 +17,8 @@ def routes(app: FastAPI, service: Service) -> None:
         return {"x-request-id": openai.new_id("req")}
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat_completions(body: openai_chat.ChatBody) -> Response:
-        job = await admit(service, lambda: service.prepare.turn(body.request()))
+    async def chat_completions(http: Request, body: openai_chat.ChatBody) -> Response:
+        job = await admit(service, http, body.model, lambda: service.prepare.turn(body.request()))
         run = service.submit(job)
         if body.stream:
             writer = openai_chat.ChatWriter(body, job)
@@ -26,8 +26,8 @@ def routes(app: FastAPI, service: Service) -> None:
         return WholeResponse(service, job, run, openai.ENVELOPE, headers(), lambda found: openai_chat.body(job, found))
 
     @app.post("/v1/completions", response_model=None)
-    async def completions(body: openai_completions.CompletionBody) -> Response:
-        job = await admit(service, lambda: service.prepare.texts(body.requests()))
+    async def completions(http: Request, body: openai_completions.CompletionBody) -> Response:
+        job = await admit(service, http, body.model, lambda: service.prepare.texts(body.requests()))
         run = service.submit(job)
         prompts = len(body.prompts())
         if body.stream:
@@ -43,8 +43,8 @@ def routes(app: FastAPI, service: Service) -> None:
         )
 
     @app.post("/v1/responses", response_model=None)
-    async def responses(body: openai_responses.ResponsesBody) -> Response:
-        job = await admit(service, lambda: service.prepare.turn(body.request()))
+    async def responses(http: Request, body: openai_responses.ResponsesBody) -> Response:
+        job = await admit(service, http, body.model, lambda: service.prepare.turn(body.request()))
         run = service.submit(job)
         if body.stream:
             writer = openai_responses.ResponsesWriter(body, job)
