@@ -7,6 +7,7 @@
 
 #include "blocks/attend.h"
 #include "check.h"
+#include "random_floats.h"
 
 using namespace smoe;
 
@@ -18,14 +19,6 @@ struct Shape {
   size_t window, positions;
   bool shared = false;  // one row is key and value
 };
-
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(n);
-  for (float& v : x) v = normal(rng);
-  return x;
-}
 
 // A cache of `positions` rows, filled.
 struct Cache {

@@ -13,6 +13,7 @@
 #include "kernels/scalar.h"
 #include "quant/codec.h"
 #include "quant/quant.h"
+#include "random_floats.h"
 
 using namespace smoe;
 
@@ -27,14 +28,6 @@ std::vector<const Kernels*> fast_kernels() {
     if (k->rank > 0 && k->supported()) out.push_back(k);
   }
   return out;
-}
-
-std::vector<float> random_floats(size_t n, uint32_t seed, float scale = 1.0f) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(n);
-  for (float& v : x) v = scale * normal(rng);
-  return x;
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

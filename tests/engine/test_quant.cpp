@@ -11,20 +11,13 @@
 #include "quant/codec.h"
 #include "quant/fit.h"
 #include "quant/quant.h"
+#include "random_floats.h"
 
 using namespace smoe;
 
 namespace {
 
 const std::vector<Encoding> kBlocks = block_encodings();
-
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(n);
-  for (float& v : x) v = normal(rng);
-  return x;
-}
 
 // Every processor's search gives the same bytes as the portable one.
 template <class Fit, class Search>
