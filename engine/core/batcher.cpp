@@ -14,8 +14,6 @@ CacheStats operator-(const CacheStats& a, const CacheStats& b) {
   return d;
 }
 
-Status out_of_memory() { return {Code::resources, "no_memory", "an allocation failed while handling the request"}; }
-
 PassWork share_of(const CacheStats& pass, double share) {
   const auto part = [share](uint64_t count) { return static_cast<double>(count) * share; };
   return {part(pass.hits),      part(pass.misses),  part(pass.read_bytes),
@@ -24,10 +22,11 @@ PassWork share_of(const CacheStats& pass, double share) {
 
 }  // namespace
 
-Batcher::Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, const Limits& limits,
-                 std::function<void(size_t)> prepare)
-    : forward_(forward), cache_(cache), model_(model), limits_(limits), prepare_(std::move(prepare)) {
+Batcher::Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, ThreadPool& pool,
+                 const Limits& limits, std::function<void(size_t)> prepare)
+    : forward_(forward), cache_(cache), model_(model), pool_(pool), limits_(limits), prepare_(std::move(prepare)) {
   turns_.reserve(limits.chunk), parts_.reserve(limits.chunk), prompts_.reserve(limits.chunk);
+  wanted_.reserve(limits.chunk), draws_.reserve(kHeadRows), hidden_.reserve(kHeadRows);
 }
 
 const Buckets& Batcher::begin() {
@@ -54,11 +53,20 @@ bool Batcher::step(std::vector<std::unique_ptr<Sequence>>* ended) {
 }
 
 bool Batcher::draw_where_masks_arrived() {
+  const size_t most = std::min<size_t>(kHeadRows, limits_.chunk);
   bool any = false;
-  for (auto& sequence : running_) {
-    if (!sequence->waits_for_mask() || !sequence->mask_arrived()) continue;
+  for (auto sequence = running_.begin(); sequence != running_.end();) {
+    draws_.clear(), hidden_.clear();
+    for (; sequence != running_.end() && draws_.size() < most; ++sequence) {
+      if (!(*sequence)->waits_for_mask() || !(*sequence)->mask_arrived()) continue;
+      draws_.push_back({sequence->get(), nullptr});
+      hidden_.push_back((*sequence)->hidden().data());
+    }
+    if (draws_.empty()) continue;
     any = true;
-    take(*sequence, forward_.logits_of(sequence->hidden().data()), 0);
+    const float* logits = forward_.logits_of(hidden_);
+    for (size_t i = 0; i < draws_.size(); ++i) draws_[i].logits = logits + i * model_.vocab;
+    draw_at_once();
   }
   return any;
 }
@@ -133,31 +141,39 @@ void Batcher::compute_apart() {
   }
 }
 
-// The logits of all wanted rows, as many at a time as are held, to those who asked for them.
+// The logits of all wanted rows, as many at a time as are held.
 void Batcher::draw(std::span<const Turn> turns) {
-  size_t wanted = 0;
-  for (const Turn& turn : turns) wanted += turn.part.rows - turn.part.first;
-  auto turn = turns.begin();
-  size_t taken = 0;  // of this turn's
-  const float* logits = nullptr;
-  for (size_t row = 0; row < wanted; ++row) {
-    if (row % kHeadRows == 0) logits = forward_.logits(row, std::min(kHeadRows, wanted - row));
-    while (taken == turn->part.rows - turn->part.first) ++turn, taken = 0;
-    ++taken;
-    take(*turn->sequence, logits + row % kHeadRows * model_.vocab, row);
+  wanted_.clear();
+  for (const Turn& turn : turns)
+    for (size_t nth = 0; nth < turn.part.rows - turn.part.first; ++nth)
+      wanted_.push_back({turn.sequence, wanted_.size(), nth});
+  for (size_t row = 0; row < wanted_.size(); row += kHeadRows) {
+    const size_t rows = std::min(kHeadRows, wanted_.size() - row);
+    draw_rows(std::span(wanted_).subspan(row, rows), forward_.logits(row, rows));
   }
 }
 
-void Batcher::take(Sequence& sequence, const float* logits, size_t row) {
-  const bool waited = sequence.waits_for_mask();
-  forward_.lap(&Buckets::other);
-  try {
-    sequence.take(logits);
-  } catch (const std::bad_alloc&) {
-    sequence.fail(out_of_memory());
+void Batcher::draw_rows(std::span<const Wanted> rows, const float* logits) {
+  size_t done = 0;
+  for (size_t nth = 0; done < rows.size(); ++nth) {
+    draws_.clear();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].nth != nth) continue;
+      ++done;
+      Sequence& sequence = *rows[i].sequence;
+      const bool waited = sequence.waits_for_mask();
+      if (sequence.wants_token()) draws_.push_back({&sequence, logits + i * model_.vocab});
+      if (!waited && sequence.waits_for_mask()) forward_.keep(rows[i].row, sequence.hidden().data());
+    }
+    draw_at_once();
   }
+}
+
+void Batcher::draw_at_once() {
+  forward_.lap(&Buckets::other);
+  pool_.run(draws_.size(), [&](size_t i, size_t) { draws_[i].sequence->draw(draws_[i].logits); });
   forward_.lap(&Buckets::sampler);
-  if (!waited && sequence.waits_for_mask()) forward_.keep(row, sequence.hidden().data());
+  for (const Draw& one : draws_) one.sequence->take_drawn();
 }
 
 }  // namespace smoe

@@ -9,6 +9,7 @@
 
 #include "core/forward.h"
 #include "core/sequence.h"
+#include "util/threads.h"
 
 namespace smoe {
 
@@ -19,7 +20,7 @@ class Batcher {
     uint32_t chunk = 0, step = 0, draft = 0;
   };
   // References outlive the object. `prepare` is called with the rows of each pass before it.
-  Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, const Limits& limits,
+  Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, ThreadPool& pool, const Limits& limits,
           std::function<void(size_t)> prepare);
 
   // Before the sequence is made: its time begins.
@@ -44,18 +45,34 @@ class Batcher {
   Status compute(std::span<const Turn> turns);
   // Every turn by itself, so that what keeps a pass from being computed is told to those that it concerns.
   void compute_apart();
+  // A row whose logits are asked for, as the last pass has it, and how many before it are its sequence's.
+  struct Wanted {
+    Sequence* sequence;
+    size_t row, nth;
+  };
+  struct Draw {
+    Sequence* sequence;
+    const float* logits;
+  };
   void draw(std::span<const Turn> turns);
-  void take(Sequence& sequence, const float* logits, size_t row);
+  // Logits [rows.size(), vocab]. A sequence's rows are drawn one after the other, those of different ones at once.
+  void draw_rows(std::span<const Wanted> rows, const float* logits);
+  // draws_, which are of one sequence each.
+  void draw_at_once();
 
   Forward& forward_;
   const ExpertCache& cache_;
   const ModelSpec& model_;
+  ThreadPool& pool_;
   const Limits limits_;
   const std::function<void(size_t)> prepare_;
   std::vector<std::unique_ptr<Sequence>> running_;
   std::vector<Turn> turns_;
   std::vector<Part> parts_;
   std::vector<Sequence*> prompts_;
+  std::vector<Wanted> wanted_;
+  std::vector<Draw> draws_;
+  std::vector<const float*> hidden_;
 };
 
 }  // namespace smoe

@@ -146,7 +146,8 @@ Status EngineImpl::set_up(const Log& log) {
       std::make_unique<Upkeep>(*cache_, plan_, Upkeep::Config{options_.history, fingerprint, "", options_.warm}, log);
   forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute, options_.spec);
   const Batcher::Limits limits{plan_.chunk, scratch_.own_rows(), options_.draft};
-  batcher_ = std::make_unique<Batcher>(*forward_, *cache_, vault_.model, limits, [this](size_t n) { fit_scratch(n); });
+  batcher_ =
+      std::make_unique<Batcher>(*forward_, *cache_, vault_.model, *pool_, limits, [this](size_t n) { fit_scratch(n); });
   return Status::ok();
 }
 

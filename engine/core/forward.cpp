@@ -176,6 +176,11 @@ Status Forward::feed_forward(size_t i, float* x, size_t rows, size_t rows_of_nex
 
 float* Forward::logits(size_t row, size_t rows) { return head(ws_.x + row * model_.hidden, rows); }
 
+float* Forward::logits_of(std::span<const float* const> rows) {
+  for (size_t i = 0; i < rows.size(); ++i) std::copy_n(rows[i], model_.hidden, ws_.x + i * model_.hidden);
+  return head(ws_.x, rows.size());
+}
+
 float* Forward::head(const float* x, size_t rows) {
   lap_.into(&buckets_.other);
   Activations input(ws_.acts_32, ws_.acts_256);

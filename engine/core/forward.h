@@ -37,9 +37,10 @@ class Forward {
   // Logits [rows, vocab] of rows [row, row + rows) of the last run's wanted ones, in the order of its parts; rows <=
   // kHeadRows. Valid until the next call.
   float* logits(size_t row, size_t rows);
-  // Copies a wanted row's hidden state, [hidden], and makes logits [vocab] of it later.
+  // Copies a wanted row's hidden state, [hidden], and makes logits [rows.size(), vocab] of such rows later, between
+  // runs; rows.size() <= kHeadRows and a chunk.
   void keep(size_t row, float* hidden) const { std::copy_n(ws_.x + row * model_.hidden, model_.hidden, hidden); }
-  float* logits_of(const float* hidden) { return head(hidden, 1); }
+  float* logits_of(std::span<const float* const> rows);
 
   // Where the time since start_buckets() went, as far as it has been told; what happens between the calls of this class
   // is told by lap().

@@ -11,6 +11,29 @@ namespace {
 
 constexpr float kOut = -std::numeric_limits<float>::infinity();
 
+// Values that are looked at together: nearly all of a vocabulary are below an edge, which is found out for many at
+// once.
+constexpr uint32_t kTogether = 64;
+
+// f(id) for every id in [from, n), in order, whose value is above edge() just then, or with `equal` at it.
+template <bool equal = false, class Edge, class F>
+void for_each_above(const float* values, uint32_t from, uint32_t n, const Edge& edge, const F& f) {
+  const auto above = [&](uint32_t id, float than) { return equal ? values[id] >= than : values[id] > than; };
+  for (uint32_t id = from; id < n;) {
+    const uint32_t end = std::min(n, id + kTogether);
+    const float than = edge();
+    uint32_t found = 0;
+    if (end - id == kTogether) {
+      for (uint32_t i = 0; i < kTogether; ++i) found += above(id + i, than);
+    } else {
+      found = 1;
+    }
+    for (; found != 0 && id < end; ++id)
+      if (above(id, edge())) f(id);
+    id = end;
+  }
+}
+
 bool allowed(const uint8_t* mask, uint32_t id) { return !mask || (mask[id >> 3] >> (id & 7) & 1); }
 
 // An adjusted logit stays finite, so that -inf only ever means "left out".
@@ -97,10 +120,15 @@ void Sampler::penalize(std::span<const int32_t> history) {
 Status Sampler::prepare(const float* logits, std::span<const int32_t> history, const uint8_t* mask) {
   uint32_t good_ids = 0, left_ids = 0;
   for (uint32_t id = 0; id < vocab_; ++id) {
-    const bool good = std::isfinite(logits[id]), keep = good && allowed(mask, id);
-    work_[id] = keep ? logits[id] : kOut;
+    const bool good = std::abs(logits[id]) <= FLT_MAX;
+    work_[id] = good ? logits[id] : kOut;
     good_ids += good;
-    left_ids += keep;
+  }
+  left_ids = good_ids;
+  for (uint32_t id = 0; mask != nullptr && id < vocab_; ++id) {
+    if (allowed(mask, id)) continue;
+    left_ids -= work_[id] != kOut;
+    work_[id] = kOut;
   }
   saw_non_finite_ |= good_ids < vocab_;
   if (!good_ids)
@@ -118,20 +146,24 @@ Status Sampler::prepare(const float* logits, std::span<const int32_t> history, c
   return Status::ok();
 }
 
+// The first of equals.
 int32_t Sampler::argmax() const {
-  return static_cast<int32_t>(std::max_element(work_.begin(), work_.end()) - work_.begin());
+  uint32_t best = 0;
+  for_each_above(work_.data(), 1, vocab_, [&] { return work_[best]; }, [&](uint32_t id) { best = id; });
+  return static_cast<int32_t>(best);
 }
 
 // A heap of the k best: one comparison for nearly every value of a large vocabulary.
 float Sampler::kth_largest(const float* values, uint32_t k) {
   heap_.assign(values, values + k);
   std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
-  for (uint32_t id = k; id < vocab_; ++id) {
-    if (!(values[id] > heap_.front())) continue;
-    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
-    heap_.back() = values[id];
-    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
-  }
+  for_each_above(
+      values, k, vocab_, [&] { return heap_.front(); },
+      [&](uint32_t id) {
+        std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+        heap_.back() = values[id];
+        std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+      });
   return heap_.front();
 }
 
@@ -140,9 +172,11 @@ float Sampler::kth_largest(const float* values, uint32_t k) {
 void Sampler::collect_top(const float* values, uint32_t k) {
   const float edge = k && k < vocab_ ? kth_largest(values, k) : kOut;
   candidates_.clear();
-  for (uint32_t id = 0; id < vocab_; ++id) {
-    if (values[id] >= edge && values[id] != kOut) candidates_.push_back({values[id], static_cast<int32_t>(id)});
-  }
+  for_each_above<true>(
+      values, 0, vocab_, [&] { return edge; },
+      [&](uint32_t id) {
+        if (values[id] != kOut) candidates_.push_back({values[id], static_cast<int32_t>(id)});
+      });
 }
 
 // Keeps the most likely candidates whose predecessors sum to less than top_p. Sorts only as far as that takes.

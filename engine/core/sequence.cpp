@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
 namespace smoe {
@@ -24,6 +25,8 @@ Buckets difference(const Buckets& a, const Buckets& b) {
 uint64_t whole(double x) { return static_cast<uint64_t>(std::llround(x)); }
 
 }  // namespace
+
+Status out_of_memory() { return {Code::resources, "no_memory", "an allocation failed while handling the request"}; }
 
 Sequence::Sequence(const ModelSpec& model, Conversation& conversation, Sampler& sampler, const Request& request,
                    Events& events, uint32_t cached, uint32_t draft, const Buckets& so_far)
@@ -88,12 +91,10 @@ void Sequence::computed(const Part& part, const PassWork& work) {
                      static_cast<uint32_t>(request_.ids.size() - prompt_from_));
 }
 
-void Sequence::take(const float* logits) {
-  if (ended_ || row_ == next_rows_) return;
+bool Sequence::wants_token() {
+  if (ended_ || row_ == next_rows_) return false;
   poll();
-  if (ended_ || !ask_mask()) return;
-  const Status status = draw(logits);
-  if (!status.is_ok()) fail(status);
+  return !ended_ && ask_mask();
 }
 
 // True where a token may be drawn now.
@@ -118,23 +119,36 @@ bool Sequence::mask_arrived() {
   return !ended_ && ask_mask();
 }
 
-Status Sequence::draw(const float* logits) {
-  TokenEvent token;
-  SMOE_TRY(sampler_.sample(logits, history_, history_.size(), std::exchange(has_mask_, false) ? mask_.data() : nullptr,
-                           &token));
+void Sequence::draw(const float* logits) try {
+  const bool masked = std::exchange(has_mask_, false);
+  draw_status_ = sampler_.sample(logits, history_, history_.size(), masked ? mask_.data() : nullptr, &drawn_);
+} catch (const std::bad_alloc&) {
+  draw_status_ = out_of_memory();
+}
+
+void Sequence::take_drawn() try {
+  if (!draw_status_.is_ok()) return fail(draw_status_);
   if (const char* warning = sampler_.take_warning()) events_.on_warning(warning);
-  if (is_end(token.id)) return end(Finish::stop), Status::ok();
+  if (is_end(drawn_.id)) return end(Finish::stop);
+  append(drawn_);
+} catch (const std::bad_alloc&) {
+  fail(out_of_memory());
+}
+
+void Sequence::append(const TokenEvent& token) {
   ++counters_.generated_tokens;
   events_.on_token(token);
   history_.push_back(token.id);
   const bool came_true = row_ + 1 < next_rows_ && next_[row_ + 1] == token.id;
   counters_.accepted_tokens += came_true;
-  if (counters_.generated_tokens == request_.max_tokens) return end(Finish::length), Status::ok();
-  if (came_true) return ++row_, Status::ok();
+  if (counters_.generated_tokens == request_.max_tokens) return end(Finish::length);
+  if (came_true) {
+    ++row_;
+    return;
+  }
   draft_.settle(row_);
   if (next_rows_ > 1) conversation_.keep_prefix_of(history_);
   row_ = next_rows_;
-  return Status::ok();
 }
 
 bool Sequence::is_end(int32_t id) const {

@@ -25,6 +25,9 @@ struct PassWork {
   double hits = 0, misses = 0, read_bytes = 0, wait_ms = 0, guessed = 0, guessed_right = 0;
 };
 
+// What a sequence fails with where an allocation did.
+Status out_of_memory();
+
 class Sequence {
  public:
   // `conversation` holds the prompt's first `cached` ids, `sampler` has begun on the request; both are this sequence's
@@ -45,10 +48,14 @@ class Sequence {
   void reserve(const Part& part) { conversation_.reserve(part.rows); }
   void computed(const Part& part, const PassWork& work);
 
-  // The logits of the part's next wanted row: a token, unless what came before has ended the reply, or the guess that
-  // the row stands on did not come true. Under a mask that has not come yet nothing is drawn: the row's hidden state is
-  // to be kept in hidden(), until mask_arrived().
-  void take(const float* logits);
+  // The part's next wanted row: true if a token is to be drawn from its logits, which it is not where what came before
+  // has ended the reply, or the guess that the row stands on did not come true. Under a mask that has not come yet
+  // nothing is drawn: the row's hidden state is to be kept in hidden(), until mask_arrived().
+  bool wants_token();
+  // Draws it: the one call that several threads may make, each for a sequence of its own.
+  void draw(const float* logits);
+  // Tells the caller of it, and goes on to the next row.
+  void take_drawn();
   bool waits_for_mask() const { return waiting_ && !ended(); }
   bool mask_arrived();
   std::vector<float>& hidden() { return hidden_; }
@@ -68,7 +75,7 @@ class Sequence {
   using Clock = std::chrono::steady_clock;
   void end(Finish finish);
   bool ask_mask();
-  Status draw(const float* logits);
+  void append(const TokenEvent& token);
   bool is_end(int32_t id) const;
   size_t guess_limit(size_t most) const;
 
@@ -90,6 +97,8 @@ class Sequence {
   std::vector<uint8_t> mask_;
   bool has_mask_ = false, waiting_ = false, ended_ = false;
   std::vector<float> hidden_;
+  TokenEvent drawn_;
+  Status draw_status_;
 
   Finish finish_ = Finish::stop;
   Status status_;

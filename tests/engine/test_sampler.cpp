@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -120,6 +122,29 @@ TEST(sampler_top_k_is_capped_and_keeps_ties) {
   r.sampling.top_k = 2;
   p = probabilities(r, {1, 2, 1, 0});
   CHECK_EQ(std::count_if(p.begin(), p.end(), [](double x) { return x > 0; }), 3);
+}
+
+// Values are passed over many at a time: nothing is lost where a vocabulary is not a multiple of that.
+TEST(sampler_finds_the_best_in_any_vocabulary) {
+  for (uint32_t vocab = 1; vocab < 200; ++vocab) {
+    std::vector<float> logits(vocab);
+    for (uint32_t i = 0; i < vocab; ++i) logits[i] = static_cast<float>(i * 7919 % 53);  // ties, once it is long enough
+    if (vocab > 3) logits[vocab / 3] = kNan;
+    std::vector<float> clean = logits;
+    std::replace_if(clean.begin(), clean.end(), [](float x) { return std::isnan(x); }, -kInf);
+    Sampler sampler(vocab);
+    CHECK(sampler.begin(plain(0), {}).is_ok());
+    CHECK_EQ(pick(sampler, logits), std::max_element(clean.begin(), clean.end()) - clean.begin());
+    for (const uint32_t k : {1u, 2u, 5u, 64u}) {
+      std::vector<float> sorted = clean;
+      std::sort(sorted.begin(), sorted.end(), std::greater<>());
+      Request r = plain(1);
+      r.sampling.top_k = k;
+      const std::vector<double> p = probabilities(r, logits);
+      const float edge = k < vocab ? sorted[k - 1] : -kInf;
+      for (uint32_t i = 0; i < vocab; ++i) CHECK_EQ(p[i] > 0, clean[i] >= edge && clean[i] != -kInf);
+    }
+  }
 }
 
 TEST(sampler_masks_what_is_not_finite_and_says_so_once) {

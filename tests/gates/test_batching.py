@@ -206,6 +206,32 @@ def test_g10_who_waits_for_a_mask_holds_up_nobody(vault: Path) -> None:
     assert reply_of(single) == reply_of(bound)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 32])
+def test_g10_masks_that_all_come_late(vault: Path, chunk: int) -> None:
+    """Their tokens are drawn together from states that were kept, as many as there is room for."""
+    masks = [only(7, 9, 300), only(8, 11), only(3, 4, 5), only(100, 200)]
+    asks: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 3.0, "seed": 5}, {"temperature": 0.0}]
+    truth = []
+    for i, more in enumerate(asks):
+        single = engine(vault, sessions=1, chunk=chunk)
+        one = single.start(CASES[i].ids, 4, mask=True, logprobs=2, **more)
+        for mask in masks:
+            one.mask(mask)
+        while not one.ended:
+            single.step()
+        truth.append(reply_of(one))
+    e = engine(vault, chunk=chunk)
+    late = [e.start(CASES[i].ids, 4, session=f"s{i}", mask=True, logprobs=2, **m) for i, m in enumerate(asks)]
+    for mask in masks:
+        while e.step():
+            pass
+        for one in late:
+            one.mask(mask)
+    while not all(one.ended for one in late):
+        e.step()
+    assert [reply_of(one) for one in late] == truth
+
+
 def test_a_prompt_holds_the_others_up_for_one_chunk_at_a_time(vault: Path) -> None:
     e = engine(vault)
     quick = e.start(ids_of(5), 40, session="quick", temperature=0.0)
