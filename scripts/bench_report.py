@@ -7,8 +7,8 @@ from typing import Any
 
 UNITS = {
     "decode_tok_s": ("decode, tok/s", 1.0),
+    "decode_through_pipe_tok_s": ("decode through the line protocol, tok/s", 1.0),
     "decode_step_ms_median": ("median step, ms", 1.0),
-    "client_ms_per_step": ("of it pipe and client, ms", 1.0),
     "first_token_cold_ms": ("first token, cold process, s", 1e-3),
     "first_token_warm_ms": ("first token, warm process, s", 1e-3),
     "read_bytes_per_token": ("read, MB a token", 1e-6),
@@ -18,7 +18,7 @@ UNITS = {
     "read_bytes_s": ("disk, whole records, direct, GB/s", 1e-9),
 }
 LOWER_IS_BETTER = {"first_token_cold_ms", "first_token_warm_ms", "read_bytes_per_token", "peak_rss_bytes"}
-NOT_COMPARED = {"decode_step_ms_median", "client_ms_per_step", "decode_read_bytes_s", "group_peak_bytes"}
+NOT_COMPARED = {"decode_step_ms_median", "decode_through_pipe_tok_s", "decode_read_bytes_s", "group_peak_bytes"}
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]  # part -> metric -> arm -> values
 
@@ -98,10 +98,20 @@ def ram_lines(result: dict[str, Any], part: dict[str, dict[str, list[float]]]) -
     ]
 
 
+def model_line(model: dict[str, Any]) -> str:
+    parts = [f"{model['layers']} layers"]
+    if model["experts"]:
+        parts += [f"{model['experts'][0]} experts", f"top-{model['top_k'][0]}"]
+    parts += [f"{', '.join(model['encodings'])}, head {model['head']}; GGUF {model['gguf_bytes'] / 1e9:.2f} GB"]
+    if model["experts"]:
+        parts += [f"records of {model['record_bytes'][0] / 1e6:.2f} MB"]
+        parts += [f"{model['active_expert_bytes'] / 1e6:.0f} MB of experts a token"]
+    return f"- model {model['id']}: {', '.join(parts)}"
+
+
 def header(result: dict[str, Any]) -> list[str]:
     m, model, logits = result["machine"], result["model"], result["logits"]
     peers = {d["package"]: d["system"].strip(" |") for d in result["details"].values() if "package" in d}
-    active = model["active_expert_bytes"]
     return [
         f"# smoe and its peers side by side, {result['date']}",
         "",
@@ -111,14 +121,12 @@ def header(result: dict[str, Any]) -> list[str]:
         f"load average {result['load_before']:.2f} before, {result['load_after']:.2f} after",
         f"- {m['cpu']}, {m['cores']} cores ({m.get('isa', '')}), {m['ram_bytes'] / 2**30:.0f} GiB, "
         f"Linux {m['kernel']}, block device read-ahead {result['read_ahead_kib']} KiB",
-        f"- model {model['id']}: {model['layers']} layers, {model['experts'][0]} experts, top-{model['top_k'][0]}, "
-        f"{', '.join(model['encodings'])}, head {model['head']}; GGUF {model['gguf_bytes'] / 1e9:.2f} GB, "
-        f"records of {model['record_bytes'][0] / 1e6:.2f} MB, {active / 1e6:.0f} MB of experts a token",
+        model_line(model),
         *(f"- peer: {name} ({system})" for name, system in peers.items()),
         f"- same weights, same function: KL {logits['kl_mean']:.2g} nats (largest {logits['kl_max']:.2g}), "
         f"top-1 agreement {logits['top1_agreement']:.0%} over 16 positions",
         "- medians of the rounds, smallest and largest in brackets; "
-        "programs alternate within a round; ids are fixed random ones",
+        "programs alternate within a round; ids are fixed random ones; each program times its own decode steps",
     ]
 
 

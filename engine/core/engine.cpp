@@ -362,7 +362,8 @@ void EngineImpl::reset() {
 
 std::string EngineImpl::info_json() const {
   const Residency& held = cache_->residency();
-  const CacheInfo cache{options_.cache_policy, std::min(held.slots(), plan_.slots), held.held(), upkeep_->warmed()};
+  const CacheInfo cache{options_.cache_policy, std::min(held.slots(), plan_.slots), held.held(), upkeep_->warmed(),
+                        upkeep_->warming()};
   return engine_info(vault_.model, plan_, kernels_->name, options_.plan, cache_->reader().stats(), cache);
 }
 

@@ -19,8 +19,8 @@ std::string engine_info(const ModelSpec& model, const Plan& plan, const char* is
       << ",\"record_bytes\":" << plan.record_bytes << ",\"io\":" << json_quote(reads.backend)
       << ",\"cache_policy\":" << json_quote(cache.policy) << ",\"open_slots\":" << cache.open_slots
       << ",\"resident\":" << cache.resident << ",\"warmed\":" << cache.warmed
-      << ",\"direct\":" << (reads.direct ? "true" : "false") << ",\"registered_slots\":" << reads.registered_slots
-      << "}";
+      << ",\"warming\":" << (cache.warming ? "true" : "false") << ",\"direct\":" << (reads.direct ? "true" : "false")
+      << ",\"registered_slots\":" << reads.registered_slots << "}";
   return out.str();
 }
 

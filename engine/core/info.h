@@ -13,6 +13,7 @@ struct CacheInfo {
   uint32_t open_slots = 0;  // fewer than planned while the machine is short of memory
   uint32_t resident = 0;    // experts
   uint32_t warmed = 0;      // read without having been asked for, since the start
+  bool warming = false;     // idle time has free slots to fill
 };
 
 std::string engine_info(const ModelSpec& model, const Plan& plan, const char* isa, const PlanOptions& options,

@@ -58,6 +58,11 @@ uint32_t slots_that_fit(const Room& room) {
 
 Upkeep::Upkeep(ExpertCache& cache, const Plan& plan, Config config, Log log)
     : cache_(cache), plan_(plan), config_(std::move(config)), log_(std::move(log)), told_slots_(plan.cache_slots) {
+  const ExpertTable& table = cache_.residency().table();
+  order_.resize(table.records());
+  std::iota(order_.begin(), order_.end(), 0u);
+  const auto within = [&](uint32_t record) { return record - table.first_record[table.layer_of[record]]; };
+  std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) { return within(a) < within(b); });
   read_history();
   fit_memory();
 }
@@ -70,24 +75,23 @@ void Upkeep::read_history() {
   if (!counts.is_ok() || counts->empty()) return;
   level_layers(cache_.residency().table(), &*counts);
   cache_.seed(*counts);
-  hot_.resize(records);
-  std::iota(hot_.begin(), hot_.end(), 0u);
-  std::stable_sort(hot_.begin(), hot_.end(), [&](uint32_t a, uint32_t b) { return (*counts)[a] > (*counts)[b]; });
-  while (!hot_.empty() && (*counts)[hot_.back()] == 0) hot_.pop_back();
+  std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) { return (*counts)[a] > (*counts)[b]; });
+  known_ = static_cast<size_t>(std::count_if(counts->begin(), counts->end(), [](float count) { return count > 0; }));
 }
 
 bool Upkeep::idle() {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_fit_ >= kFitEvery) fit_memory();
   if (unsaved_ && now - last_save_ >= kSaveEvery && now - last_request_ >= kPause) save();
-  return config_.warm && warm();
+  return config_.warm && warm(now - last_request_ >= kPause ? order_.size() : known_);
 }
 
-// The most used of what is not there, into slots that are free.
-bool Upkeep::warm() {
+// The most used of what is not there, into slots that are free. What nobody is known to have used is better there than
+// an empty slot, and takes nothing from a request: it is the first to go.
+bool Upkeep::warm(size_t end) {
   const ExpertTable& table = cache_.residency().table();
-  while (next_ < hot_.size() && cache_.residency().held() < cache_.residency().slots()) {
-    const uint32_t record = hot_[next_], layer = table.layer_of[record];
+  while (slots_to_fill(end)) {
+    const uint32_t record = order_[next_], layer = table.layer_of[record];
     if (cache_.settle(false) >= kWarmDepth) {
       cache_.settle(true);
       return true;  // a request may have come meanwhile

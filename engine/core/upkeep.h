@@ -1,4 +1,4 @@
-// What the engine does between requests: it fills the expert cache with what is used most, gives memory back when the
+// What the engine does between requests: it fills the expert cache, what is used most first, gives memory back when the
 // machine runs short of it and takes it again, and keeps the counts for the next process. All of it on the engine's own
 // thread, in slices short enough that a request hardly waits.
 #pragma once
@@ -25,7 +25,7 @@ uint32_t slots_that_fit(const Room& room);
 class Upkeep {
  public:
   struct Config {
-    std::string history;      // file; "" = nothing is kept or warmed
+    std::string history;      // file; "" = nothing is kept
     std::string fingerprint;  // of the vault
     std::string memory_root;  // put before /proc and the cgroup mounts; tests pass a fake tree
     bool warm = true;
@@ -44,19 +44,22 @@ class Upkeep {
   bool idle();
 
   uint32_t warmed() const { return warmed_; }  // records read without having been asked for
+  bool warming() const { return config_.warm && slots_to_fill(order_.size()); }
 
  private:
   void read_history();
   void fit_memory();
-  bool warm();
+  bool slots_to_fill(size_t end) const { return next_ < end && cache_.residency().held() < cache_.residency().slots(); }
+  bool warm(size_t end);
   void save();
 
   ExpertCache& cache_;
   const Plan& plan_;
   const Config config_;
   const Log log_;
-  std::vector<uint32_t> hot_;  // records, most used first; what is left of them begins at next_
-  size_t next_ = 0;
+  // Records, most used first and layer by turns; the first known_ have been used, what is left to warm begins at next_.
+  std::vector<uint32_t> order_;
+  size_t known_ = 0, next_ = 0;
   uint32_t warmed_ = 0, told_slots_;
   bool unsaved_ = false, told_trouble_ = false;
   std::chrono::steady_clock::time_point last_fit_{}, last_save_{}, last_request_{};

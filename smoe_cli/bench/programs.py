@@ -114,6 +114,11 @@ class Ours:
         answer: dict[str, Any] = json.loads(self._ask("INFO\n"))
         return answer
 
+    def fill(self) -> None:
+        """Returns when the engine has filled its cache in idle time, which it would else do beside what comes next."""
+        while self.details()["warming"]:
+            time.sleep(0.1)
+
     def read_bytes(self) -> int:
         assert self._process is not None
         return io_read_bytes(self._process.pid)

@@ -192,6 +192,24 @@ TEST(upkeep_layers_are_warmed_alike) {
   CHECK_EQ(kept.bench.cache->stats().hits, 8u);
 }
 
+// Slots that nothing known is for are filled too, of every layer alike, but not between two requests in a row.
+TEST(upkeep_free_slots_are_filled_without_history) {
+  FakeTree tree;
+  write_machine(tree, 1 << 30);
+  Kept kept(8);
+  Upkeep upkeep = kept.open(tree.root());
+  upkeep.after_request();
+  while (upkeep.idle()) continue;
+  CHECK_EQ(upkeep.warmed(), 0u);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1050));
+  while (upkeep.idle()) continue;
+  CHECK_EQ(upkeep.warmed(), 8u);
+  CHECK(kept.bench.fetch(0, {0, 1, 2, 3}) && kept.bench.fetch(1, {0, 1, 2}));
+  CHECK_EQ(kept.bench.cache->stats().hits, 7u);
+  CHECK(kept.bench.fetch(0, {15}));  // what nobody has asked for gives way
+  CHECK(!kept.bench.cache->residency().holds(16 + 3));
+}
+
 TEST(upkeep_no_warm_still_keeps_the_history) {
   FakeTree tree;
   write_machine(tree, 1 << 30);

@@ -49,12 +49,16 @@ def test_g8_any_policy_gives_the_same_text_and_its_replay_the_same_counts(
 
 def test_a_trace_says_what_another_policy_or_size_would_do(streamed: Path, tmp_path: Path) -> None:
     """One run is recorded; the others are run and compared with what was foretold. Reading ahead,
-    which belongs to one run only, is off: --spec 0, and a prompt too short for it."""
+    which belongs to one run only, is off: --spec 0, --no-warm, and a prompt too short for it."""
     trace = tmp_path / "trace"
-    with running(streamed, ctx=256, ring=40, spec=0, trace=str(trace)) as run:
+
+    def cold(argv: list[str]) -> list[str]:
+        return [*argv, "--no-warm"]
+
+    with running(streamed, cold, ctx=256, ring=40, spec=0, trace=str(trace)) as run:
         run.generate(SHORT, GEN)
     for policy, slots in (("decayed", 40), ("lfru", 90), ("lru", 200)):
-        with running(streamed, ctx=256, ring=slots, spec=0, cache_policy=policy) as run:
+        with running(streamed, cold, ctx=256, ring=slots, spec=0, cache_policy=policy) as run:
             counters = run.generate(SHORT, GEN)[1]
         foretold = _core.replay(str(trace), policy, slots)
         assert (foretold["hits"], foretold["misses"]) == (counters["hits"], counters["misses"])
