@@ -94,7 +94,7 @@ struct OneScaleTile {
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
         d[p] = format.scale(w + static_cast<size_t>(p) * job.panel);
-        base[p] = format.base(w + static_cast<size_t>(p) * job.panel);
+        base[p] = mul(format.base(w + static_cast<size_t>(p) * job.panel), set(-0.125f));
       }
       for (size_t s = 0; s < format.strips(); ++s) {
         const uint8_t* strip = w + format.header() + 64 * E::kBits * s;
@@ -104,10 +104,11 @@ struct OneScaleTile {
     put_tile(acc, job.out);
   }
 
-  // acc += scale d_a (levels . activations) + base d_a sum
+  // acc += scale d_a (levels . activations) + base d_a sum, of which start8 is -8 times the sum and `base` the -8th
+  // part
   template <int P, int T>
-  static inline void add_scaled(const uint8_t* strip, size_t panel, const Act32* const (&act)[T], size_t k,
-                                const F (&d)[P], const F (&base)[P], F (&acc)[P][T]) {
+  [[gnu::always_inline]] static inline void add_scaled(const uint8_t* strip, size_t panel, const Act32* const (&act)[T],
+                                                       size_t k, const F (&d)[P], const F (&base)[P], F (&acc)[P][T]) {
     I part[P][T], total[P][T];
     const int8_t* x[T];
     clear_ints(part);
@@ -119,16 +120,13 @@ struct OneScaleTile {
       for (int p = 0; p < P; ++p) total[p][t] = start;
     }
     add_strip<E, P, T>(strip, panel, x, part, total);
-#pragma GCC unroll 2
-    for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-        const F da = set(act[t][k].d);
+    for (int t = 0; t < T; ++t) {
+      const F da = set(act[t][k].d), eighths = to_float(set(act[t][k].start8));
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
         acc[p][t] = fma(to_float(total[p][t]), mul(d[p], da), acc[p][t]);
-        if constexpr (E::kMin) {
-          const float sum = static_cast<float>(act[t][k].start8) * -0.125f;
-          acc[p][t] = fma(set(sum), mul(base[p], da), acc[p][t]);
-        }
+        if constexpr (E::kMin) acc[p][t] = fma(eighths, mul(base[p], da), acc[p][t]);
       }
     }
   }
