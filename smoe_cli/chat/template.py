@@ -330,7 +330,9 @@ def _text_of(part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+    if kind in _TEXT_PARTS and not isinstance(part.get("text"), str):
+        raise UsageError(f"the text of a part of a message is a {type(part.get('text')).__name__}", "send a string")
+    if kind not in _TEXT_PARTS:
         raise UnsupportedError(f"a message holds a part of type {kind!r}; this model takes text only")
     return str(part["text"])
 

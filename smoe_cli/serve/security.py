@@ -22,6 +22,7 @@ from smoe_cli.errors import SmoeError
 
 OPEN = ("/health",)
 BODY_BYTES = 32 << 20
+DISCARDED_BODIES = 4  # of the greatest size: so much is read of a body that is too large
 BODY_S = 60.0
 BROWSER_MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")  # a page cannot leave all of these out
 
@@ -133,23 +134,37 @@ class Guarded:
     async def _limited(self, headers: Headers, receive: Receive) -> Receive:
         """The body as one message, read in time and not too large; then whatever comes next."""
         size = headers.get("content-length", "")
-        if size.isdecimal() and int(size) > self._rules.body_bytes:
-            raise self._too_large()
         body = bytearray()
         try:
             async with asyncio.timeout(self._rules.body_s):
+                if size.isdecimal() and int(size) > self._rules.body_bytes:
+                    await self._discard(receive)
+                    raise self._too_large()
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
                         return _replay(message, receive)
                     body += message.get("body", b"")
+                    more = message.get("more_body")
                     if len(body) > self._rules.body_bytes:
+                        if more:
+                            await self._discard(receive)
                         raise self._too_large()
-                    if not message.get("more_body"):
+                    if not more:
                         break
         except TimeoutError:
             raise Refused(408, f"the body did not come within {self._rules.body_s:.0f} s") from None
         return _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+
+    async def _discard(self, receive: Receive) -> None:
+        """The rest of a body, within reason: a client that is still sending does not read, and would see its connection
+        reset instead of the answer."""
+        left = DISCARDED_BODIES * self._rules.body_bytes
+        while left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if not message.get("more_body"):
+                break
 
     def _too_large(self) -> Refused:
         return Refused(413, f"the body is larger than {self._rules.body_bytes} bytes", code="request_too_large")

@@ -61,13 +61,17 @@ class FakeEngine final : public Engine {
   bool step(std::vector<Ended>* ended) override {
     bool advanced = false;
     for (size_t i = 0; i < running_.size();) {
-      Run run = running_[i];
-      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));  // it may throw
-      const std::optional<Result<Outcome>> end = advance(run, &advanced);
+      std::optional<Result<Outcome>> end;
+      try {
+        end = advance(running_[i], &advanced);
+      } catch (const std::bad_alloc&) {
+        end = Status{Code::resources, "no_memory"};
+      }
       if (end) {
-        ended->push_back({run.events, *end});
+        ended->push_back({running_[i].events, *end});
+        running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
       } else {
-        running_.insert(running_.begin() + static_cast<std::ptrdiff_t>(i++), run);
+        ++i;
       }
     }
     return advanced;

@@ -125,12 +125,8 @@ def test_a_body_too_large_is_refused_announced_or_not(start: Start, fake: FakeEn
     announced = httpx.post(server.base + "/v1/messages", content=big, headers=headers, timeout=60)
     assert announced.status_code == 413 and announced.json()["error"]["type"] == "request_too_large"
     pieces = (big[at : at + (1 << 20)] for at in range(0, len(big), 1 << 20))
-    with pytest.MonkeyPatch.context():
-        try:
-            unannounced = httpx.post(server.base + CHAT, content=pieces, headers=headers, timeout=60)
-            assert unannounced.status_code == 413
-        except httpx.WriteError:
-            pass  # it was hung up on, which is as good
+    unannounced = httpx.post(server.base + CHAT, content=pieces, headers=headers, timeout=60)
+    assert unannounced.status_code == 413
     assert server.get("/health").status_code == 200
 
 

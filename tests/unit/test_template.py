@@ -373,3 +373,8 @@ def test_the_post_processor_adds_nothing_to_a_chat(tmp_path: Path) -> None:
     )
     folder = made.save(tokenizer, tmp_path, eos_token="<|im_end|>", chat_template=made.CHATML)
     assert 0 not in load_template(TextTokenizer(folder)).render([user("x <|im_end|>")]).ids
+
+
+def test_a_text_part_without_text_is_told_from_an_image(chatml: ChatTemplate) -> None:
+    with pytest.raises(UsageError, match="the text of a part of a message is a dict"):
+        chatml.render([user([{"type": "text", "text": {"value": "x"}}])])

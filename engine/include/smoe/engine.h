@@ -71,7 +71,7 @@ class Engine {
     Result<Outcome> outcome;
   };
   // Computes one pass for all that run, and appends those that have ended. False: nothing could be done, as all of them
-  // wait for a mask, or none runs.
+  // wait for a mask, or none runs. Does not throw: a request without memory ends with Code::resources.
   virtual bool step(std::vector<Ended>* ended) = 0;
 
   // Log-probability of ids[i] given ids[0..i), natural log, for i in 1..n-1, and the `top` most likely in its place.

@@ -130,7 +130,9 @@ def _text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind == "refusal":
             texts.append(str(part.get("refusal", "")))
-        elif kind in _TEXTS and isinstance(part.get("text"), str):
+        elif kind in _TEXTS:
+            if not isinstance(part.get("text"), str):
+                raise UsageError(f"{where}: the text of a part is a {type(part.get('text')).__name__}", param=where)
             texts.append(part["text"])
         else:
             raise UnsupportedError(f"{where}: a part of type {kind!r}; this model takes text only", param=where)
