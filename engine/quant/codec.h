@@ -10,6 +10,7 @@ namespace smoe {
 
 inline constexpr uint32_t kMaxBlockValues = 256;
 inline constexpr uint32_t kMaxBlockBytes = 210;
+inline constexpr uint32_t kMostTogether = 8;
 
 // The integers of one block: value[k] = d * scale[k / sub] * q[k] - dmin * min[k / sub], k < block_values.
 // Encodings without sub-blocks have sub = block_values and scale[0] = 1; those without minimums have dmin = 0.
@@ -39,8 +40,8 @@ struct Codec {
   void (*levels)(const uint8_t* block, Levels* out);
   void (*pack_block)(const uint8_t* block, uint32_t lane, uint8_t* panel_block);    // into a zeroed panel block
   void (*unpack_block)(const uint8_t* panel_block, uint32_t lane, uint8_t* block);  // the inverse
-  // Four neighbours at once, where that is faster; null elsewhere. The importance is that of all four.
-  void (*encode_four)(const float* x, const BlockFit& fit, uint8_t* blocks) = nullptr;
+  // Up to kMostTogether neighbours at once, where that is faster; null elsewhere. The importance is that of all.
+  void (*encode_together)(const float* x, uint32_t count, const BlockFit& fit, uint8_t* blocks) = nullptr;
 };
 
 const Codec& codec(Encoding e);  // quantised encodings only

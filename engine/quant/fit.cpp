@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "quant/codec.h"
 #include "quant/uneven.h"
@@ -58,6 +59,8 @@ constexpr Fitter kAvx512 = {
     avx512::round_away,
     avx512::largest,
     avx512::squares,
+    avx512::widen,
+    avx512::spread,
 };
 #endif
 constexpr Fitter kPortable = any_cpu::table("portable");

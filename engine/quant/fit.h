@@ -1,4 +1,4 @@
-// The searches behind the encoders, up to thirty-two sub-blocks side by side. Private to engine/quant.
+// The searches behind the encoders, up to sixty-four sub-blocks side by side. Private to engine/quant.
 //
 // A search is a few hundred float32 sums whose order is part of the byte identity, so it cannot be vectorised along the
 // values; across sub-blocks it can, and each lane does exactly what the scalar definition does.
@@ -8,11 +8,11 @@
 
 namespace smoe {
 
-inline constexpr uint32_t kFitLanes = 32;   // sub-blocks at most; 8, 16 or 32 are used
+inline constexpr uint32_t kFitLanes = 64;   // sub-blocks at most; 8, 16, 32 or 64 are used
 inline constexpr uint32_t kFitValues = 32;  // a sub-block has 16 or 32
 
-// What is fitted: x[n * s + k] with weight w[n * s + k], sub-block s < subs, k < n; without weights, the root of the mean
-// square of the sub-block plus |x|, as in Q4_K and Q5_K.
+// What is fitted: x[n * s + k] with weight w[n * s + k], sub-block s < subs, k < n; without weights, the root of the
+// mean square of the sub-block plus |x|, as in Q4_K and Q5_K.
 struct FitInput {
   uint32_t n = 32;
   const float* x = nullptr;
@@ -58,6 +58,10 @@ struct Fitter {
   uint32_t (*largest)(const float* x, uint64_t n);
   // Sums over (y - x)^2 and over x^2.
   void (*squares)(const float* x, const float* y, uint64_t n, double* difference, double* size);
+  // n bf16 numbers, at any address, as floats.
+  void (*widen)(const uint8_t* bf16, uint64_t n, float* out);
+  // out[k] = scale * level[k] - min, k < n; n is a multiple of 16.
+  void (*spread)(const uint8_t* level, uint32_t n, float scale, float min, float* out);
 };
 const Fitter& fitter();
 const Fitter* const* fitters();  // all that this processor can run, ended by null: for the tests

@@ -19,12 +19,6 @@ struct Weighted : Values<N> {  // and sums over them
   }
 };
 
-// Levels for an inverse scale. Those of all values lie between those of the lowest and the highest.
-template <int N>
-inline bool near(const Weighted<N>& in, const V& inverse, const V& low) {
-  return within_reach(inverse * (in.high - low), inverse * (in.lowest - low));
-}
-
 template <int N>
 inline void levels_at(const Weighted<N>& in, const AffineSearch& search, const V& inverse, const V& low, bool clamped,
                       V (&level)[N]) {
@@ -45,11 +39,10 @@ struct Try {
   V level[N];
   W tried = {};  // lanes whose best inverse is not the start's, which is not clamped before it is rounded
   V inverse, trial_scale, edge, error;
-  W usable;
 };
 
 struct LevelSums {
-  V wl = {}, wl2 = {}, wlx = {};
+  V wl, wl2, wlx;
   inline void add(const V& level, const V& x, const V& w) {
     const V weighted = w * level;
     wl += weighted;
@@ -58,45 +51,65 @@ struct LevelSums {
   }
 };
 
-// The levels of G groups of sub-blocks side by side, so that the sums of one fill the latency of the other's.
-template <int N, int G>
-inline void sum_levels(const Weighted<N>* in, const AffineSearch& search, Try<N>* at, LevelSums* sums) {
+template <int N, int G, bool Low, bool High>
+inline void sum_near(const Weighted<N>* in, const AffineSearch& search, Try<N>* at, LevelSums* sums) {
   const float most = static_cast<float>(search.most);
-  bool all_near = true;
-  for (int g = 0; g < G; ++g) all_near &= near(in[g], at[g].inverse, at[g].low);
-  if (!all_near) {
-    for (int g = 0; g < G; ++g) {
-      levels_at(in[g], search, at[g].inverse, at[g].low, search.clamped, at[g].level);
-      for (int k = 0; k < N; ++k) sums[g].add(at[g].level[k], in[g].x[k], in[g].w[k]);
-    }
-    return;
-  }
-  LevelSums found[G];
-  V inverse[G], low[G];
+  LevelSums found[G] = {};
+  V turned[G], low[G];
   for (int g = 0; g < G; ++g) {
-    inverse[g] = at[g].inverse;
+    turned[g] = -at[g].inverse;
     low[g] = at[g].low;
   }
+#pragma GCC unroll 4
   for (int k = 0; k < N; ++k) {
     for (int g = 0; g < G; ++g) {
-      V level;
-      round_near(inverse[g] * (in[g].x[k] - low[g]), 0.0f, most, &level);
-      at[g].level[k] = level;
-      found[g].add(level, in[g].x[k], in[g].w[k]);
+      round_near<Low, High>(turned[g] * (low[g] - in[g].x[k]), 0.0f, most, &at[g].level[k]);
     }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < N; ++k) {
+    for (int g = 0; g < G; ++g) found[g].add(at[g].level[k], in[g].x[k], in[g].w[k]);
   }
   for (int g = 0; g < G; ++g) sums[g] = found[g];
 }
 
-// Weighted least squares for given levels; false lanes of `usable` have no solution.
+// The levels of G groups of sub-blocks side by side, so that the sums of one fill the latency of the other's. The
+// places of all values lie between those of the lowest and the highest, which say what need not be clamped.
+template <int N, int G>
+inline void sum_levels(const Weighted<N>* in, const AffineSearch& search, Try<N>* at, LevelSums* sums) {
+  const float end = static_cast<float>(search.most) + 0.5f;
+  W within = ~W{}, above = ~W{}, near = ~W{};
+  V first[G], last[G];
+  for (int g = 0; g < G; ++g) {
+    first[g] = at[g].inverse * (in[g].lowest - at[g].low);
+    last[g] = at[g].inverse * (in[g].high - at[g].low);
+    within &= (first[g] >= -0.5f) & (last[g] < end);
+  }
+  if (all(within)) return sum_near<N, G, false, false>(in, search, at, sums);
+  for (int g = 0; g < G; ++g) {
+    above &= (first[g] >= -0.5f) & (last[g] < kReach);
+    near &= (first[g] > -kReach) & (first[g] < kReach) & (last[g] > -kReach) & (last[g] < kReach);
+  }
+  if (all(above)) return sum_near<N, G, false, true>(in, search, at, sums);
+  if (all(near)) return sum_near<N, G, true, true>(in, search, at, sums);
+  for (int g = 0; g < G; ++g) {
+    levels_at(in[g], search, at[g].inverse, at[g].low, search.clamped, at[g].level);
+    sums[g] = LevelSums{};
+    for (int k = 0; k < N; ++k) sums[g].add(at[g].level[k], in[g].x[k], in[g].w[k]);
+  }
+}
+
+// Weighted least squares for given levels; lanes that have no solution get no number, and so no better error.
 template <int N>
 inline void solve(const Weighted<N>& in, const LevelSums& sums, Try<N>* at) {
   const V determinant = in.sum_w * sums.wl2 - sums.wl * sums.wl;
-  at->usable = determinant > 0;
-  const V scale = (in.sum_w * sums.wlx - in.sum_wx * sums.wl) / determinant;
-  const V edge = (sums.wl2 * in.sum_wx - sums.wl * sums.wlx) / determinant;
+  const V over = determinant > 0 ? determinant : V{} + std::numeric_limits<float>::quiet_NaN();
+  const V edge = (sums.wl2 * in.sum_wx - sums.wl * sums.wlx) / over;
+  at->trial_scale = (in.sum_w * sums.wlx - in.sum_wx * sums.wl) / over;
+  at->edge = edge;
   const W positive = edge > 0;
-  at->trial_scale = positive ? sums.wlx / sums.wl2 : scale;
+  if (!any(positive)) return;
+  at->trial_scale = positive ? sums.wlx / sums.wl2 : at->trial_scale;
   at->edge = positive ? V{} : edge;
 }
 
@@ -107,6 +120,7 @@ inline void weighted_errors(const Weighted<N>* in, Try<N>* at) {
     scale[g] = at[g].trial_scale;
     edge[g] = at[g].edge;
   }
+#pragma GCC unroll 4
   for (int k = 0; k < N; ++k) {
     for (int g = 0; g < G; ++g) {
       V size;
@@ -128,7 +142,7 @@ inline void start(const Weighted<N>& in, const AffineSearch& search, Try<N>* at)
 
 template <int N>
 inline void keep_better(Try<N>* at) {
-  const W better = at->usable & (at->error < at->best);
+  const W better = at->error < at->best;
   at->best = better ? at->error : at->best;
   at->scale = better ? at->trial_scale : at->scale;
   at->best_inverse = better ? at->inverse : at->best_inverse;
@@ -153,34 +167,50 @@ inline void store(const Weighted<N>& in, const AffineSearch& search, bool levels
   std::memcpy(fit->min + first, &min, sizeof(min));
 }
 
+// A try has two halves: levels with the scale and edge that fit them best, and whether those err less.
+template <int N, int G>
+inline void propose(const Weighted<N>* in, const AffineSearch& search, int t, Try<N>* at) {
+  // The range is the current one: a better fit moves its lower edge.
+  const float wanted = search.first + search.step * static_cast<float>(t) + static_cast<float>(search.most);
+  for (int g = 0; g < G; ++g) at[g].inverse = wanted / (in[g].high - at[g].low);
+  LevelSums sums[G];
+  sum_levels<N, G>(in, search, at, sums);
+  for (int g = 0; g < G; ++g) solve(in[g], sums[g], &at[g]);
+}
+
 template <int N, int G, bool Absolute>
+inline void decide(const Weighted<N>* in, Try<N>* at) {
+  weighted_errors<N, G, Absolute>(in, at);
+  for (int g = 0; g < G; ++g) keep_better(&at[g]);
+}
+
+// Of two sets of G groups one computes while the other waits for its sums, quotients and comparisons.
+template <int N, int G, int Sets, bool Absolute>
 void affine(const FitInput& input, const AffineSearch& search, uint32_t first, AffineFit* fit) {
-  Weighted<N> in[G];
-  Try<N> at[G];
-  for (uint32_t g = 0; g < G; ++g) {
+  Weighted<N> in[Sets * G];
+  Try<N> at[Sets * G];
+  for (uint32_t g = 0; g < Sets * G; ++g) {
     in[g].load(from(input, first + kLanes * g));
     start(in[g], search, &at[g]);
   }
-  weighted_errors<N, G, Absolute>(in, at);
-  for (int g = 0; g < G; ++g) at[g].best = at[g].error;
+  for (int set = 0; set < Sets; ++set) weighted_errors<N, G, Absolute>(in + G * set, at + G * set);
+  for (int g = 0; g < Sets * G; ++g) at[g].best = at[g].error;
+  propose<N, G>(in, search, 0, at);
   for (int t = 0; t <= search.tries; ++t) {
-    // The range is the current one: a better fit moves its lower edge.
-    const float wanted = search.first + search.step * static_cast<float>(t) + static_cast<float>(search.most);
-    for (int g = 0; g < G; ++g) at[g].inverse = wanted / (in[g].high - at[g].low);
-    LevelSums sums[G];
-    sum_levels<N, G>(in, search, at, sums);
-    for (int g = 0; g < G; ++g) solve(in[g], sums[g], &at[g]);
-    weighted_errors<N, G, Absolute>(in, at);
-    for (int g = 0; g < G; ++g) keep_better(&at[g]);
+    if (Sets == 2) propose<N, G>(in + (Sets - 1) * G, search, t, at + (Sets - 1) * G);
+    decide<N, G, Absolute>(in, at);
+    if (Sets == 2) decide<N, G, Absolute>(in + (Sets - 1) * G, at + (Sets - 1) * G);
+    if (t < search.tries) propose<N, G>(in, search, t + 1, at);
   }
-  for (uint32_t g = 0; g < G; ++g) store(in[g], search, input.levels, first + kLanes * g, &at[g], fit);
+  for (uint32_t g = 0; g < Sets * G; ++g) store(in[g], search, input.levels, first + kLanes * g, &at[g], fit);
 }
 
 template <int N, bool Absolute>
 void affine_all(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
   uint32_t s = 0;
-  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, Absolute>(in, search, s, fit);
-  for (; s < in.subs; s += kLanes) affine<N, 1, Absolute>(in, search, s, fit);
+  for (; s + 4 * kLanes <= in.subs; s += 4 * kLanes) affine<N, 2, 2, Absolute>(in, search, s, fit);
+  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, 1, Absolute>(in, search, s, fit);
+  for (; s < in.subs; s += kLanes) affine<N, 1, 1, Absolute>(in, search, s, fit);
 }
 
 void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {

@@ -58,28 +58,47 @@ inline void signed_at(const Values<N>& in, const V& inverse, int32_t most, V (&l
   }
 }
 
-inline void add(const V& level, const V& x, const V& w, Sums* sums) {
-  sums->lx += w * x * level;
-  sums->l2 += w * level * level;
+template <int N>
+struct Signed : Values<N> {  // and products that every try needs
+  V wx[N], low, high;
+  void load(const FitInput& in) {
+    Values<N>::load(in);
+    low = high = this->x[0];
+    for (int k = 0; k < N; ++k) {
+      const V& x = this->x[k];
+      wx[k] = this->w[k] * x;
+      low = x < low ? x : low;
+      high = x > high ? x : high;
+    }
+  }
+};
+
+template <int N, bool Clamp>
+inline void sums_near(const Signed<N>& in, const V& inverse, float end, Sums* out) {
+  Sums sums = {};
+  for (int k = 0; k < N; ++k) {
+    V level;
+    round_near<Clamp, Clamp>(inverse * in.x[k], -end, end - 1, &level);
+    sums.lx += in.wx[k] * level;
+    sums.l2 += in.w[k] * level * level;
+  }
+  *out = sums;
 }
 
 template <int N>
-inline void sums_at(const Values<N>& in, const V& inverse, const V& largest, int32_t most, Sums* out) {
+inline void sums_at(const Signed<N>& in, const V& inverse, int32_t most, Sums* sums) {
   const float end = static_cast<float>(most);
-  const V farthest = inverse * largest;
-  Sums sums = {};
-  if (within_reach(farthest, farthest)) {
-    for (int k = 0; k < N; ++k) {
-      V level;
-      round_near(inverse * in.x[k], -end, end - 1, &level);
-      add(level, in.x[k], in.w[k], &sums);
-    }
-  } else {
-    V level[N];
-    signed_at(in, inverse, most, level);
-    for (int k = 0; k < N; ++k) add(level[k], in.x[k], in.w[k], &sums);
+  const V a = inverse * in.low, b = inverse * in.high;
+  const V first = a < b ? a : b, last = a < b ? b : a;
+  if (all((first > -end - 0.5f) & (last < end - 0.5f))) return sums_near<N, false>(in, inverse, end, sums);
+  if (within_reach(a, b)) return sums_near<N, true>(in, inverse, end, sums);
+  V level[N];
+  signed_at(in, inverse, most, level);
+  *sums = Sums{};
+  for (int k = 0; k < N; ++k) {
+    sums->lx += in.wx[k] * level[k];
+    sums->l2 += in.w[k] * level[k] * level[k];
   }
-  *out = sums;
 }
 
 template <int N>
@@ -94,19 +113,19 @@ void store(const V& largest, int32_t most, V (&level)[N], V scale, bool levels, 
 
 template <int N>
 void signed_levels(const FitInput& input, int32_t most, uint32_t first, SignedFit* fit) {
-  Values<N> in;
+  Signed<N> in;
   in.load(from(input, first));
   V largest, extreme;
   extreme_of(in.x, &largest, &extreme);
   Sums sums;
   V best_inverse = -static_cast<float>(most) / extreme;
-  sums_at(in, best_inverse, largest, most, &sums);
+  sums_at(in, best_inverse, most, &sums);
   V scale = sums.l2 != 0 ? sums.lx / sums.l2 : V{};
   V best = scale * sums.lx;
   for (int t = -9; t <= 9; ++t) {
     if (t == 0) continue;
     const V inverse = -(static_cast<float>(most) + 0.1f * static_cast<float>(t)) / extreme;
-    sums_at(in, inverse, largest, most, &sums);
+    sums_at(in, inverse, most, &sums);
     const W better = (sums.l2 > 0) & (sums.lx * sums.lx > best * sums.l2);
     scale = better ? sums.lx / sums.l2 : scale;
     best = better ? scale * sums.lx : best;
@@ -154,7 +173,10 @@ void fit_stepwise(const FitInput& input, int32_t most, SignedFit* fit) {
     V level[16];
     Sums sums = {};
     signed_at(in, -static_cast<float>(most) / extreme, most, level);
-    for (int k = 0; k < 16; ++k) add(level[k], in.x[k], in.w[k], &sums);
+    for (int k = 0; k < 16; ++k) {
+      sums.lx += in.w[k] * in.x[k] * level[k];
+      sums.l2 += in.w[k] * level[k] * level[k];
+    }
     for (int pass = 0; pass < 5 && improve(in, most, level, &sums); ++pass) {
     }
     store(largest, most, level, sums.l2 > 0 ? sums.lx / sums.l2 : V{}, true, s, fit);
@@ -252,6 +274,19 @@ uint32_t largest(const float* x, uint64_t n) {
   return static_cast<uint32_t>(found);
 }
 
+// Loops that the compiler widens better than it converts vectors.
+void widen(const uint8_t* bf16, uint64_t n, float* out) {
+  for (uint64_t k = 0; k < n; ++k) {
+    uint16_t half;
+    std::memcpy(&half, bf16 + 2 * k, sizeof(half));
+    out[k] = std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
+  }
+}
+
+void spread(const uint8_t* level, uint32_t n, float scale, float min, float* out) {
+  for (uint32_t k = 0; k < n; ++k) out[k] = scale * static_cast<float>(level[k]) - min;
+}
+
 // Sixteen float sums side by side on every processor, so that all find the same.
 void squares(const float* x, const float* y, uint64_t n, double* difference, double* size) {
   constexpr uint32_t kParts = 16 / kLanes;
@@ -282,5 +317,6 @@ void squares(const float* x, const float* y, uint64_t n, double* difference, dou
 }
 
 constexpr Fitter table(const char* name) {
-  return {name, fit_affine, fit_signed, fit_stepwise, fit_uneven, round_to, round_away, largest, squares};
+  return {name,       fit_affine, fit_signed, fit_stepwise, fit_uneven, round_to,
+          round_away, largest,    squares,    widen,        spread};
 }

@@ -93,21 +93,33 @@ inline bool any(const W& mask) {
   return all != 0;
 #endif
 }
+inline bool all(const W& mask) { return !any(~mask); }
 inline bool within_reach(const V& a, const V& b) {
   return !any(~((a < kReach) & (a > -kReach) & (b < kReach) & (b > -kReach)));
 }
 
-// The same as round_level and to_float where x is within reach.
-inline void round_near(const V& x, float low, float high, V* level) {
+// To the nearest, halves to even, where x is within reach; a zero may come out negative.
+inline void round_here(const V& x, V* level) {
 #if SMOE_FIT_LANES == 16
-  const V raised = (V)_mm512_max_ps((__m512)x, _mm512_set1_ps(low));
-  const V place = (V)_mm512_min_ps((__m512)raised, _mm512_set1_ps(high));
-#elif defined(__AVX2__)
-  const V raised = (V)_mm256_max_ps((__m256)x, _mm256_set1_ps(low));
-  const V place = (V)_mm256_min_ps((__m256)raised, _mm256_set1_ps(high));
+  *level = (V)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-  const V raised = x > low ? x : V{} + low;
-  const V place = raised < high ? raised : V{} + high;
+  *level = (x + kShift) - kShift;
 #endif
-  *level = (place + kShift) - kShift;
+}
+
+// The same as round_level and to_float where x is within reach. Ends that nothing can pass need no Low or High.
+template <bool Low, bool High>
+inline void round_near(const V& x, float low, float high, V* level) {
+  V place = x;
+#if SMOE_FIT_LANES == 16
+  if (Low) place = (V)_mm512_max_ps((__m512)place, _mm512_set1_ps(low));
+  if (High) place = (V)_mm512_min_ps((__m512)place, _mm512_set1_ps(high));
+#elif defined(__AVX2__)
+  if (Low) place = (V)_mm256_max_ps((__m256)place, _mm256_set1_ps(low));
+  if (High) place = (V)_mm256_min_ps((__m256)place, _mm256_set1_ps(high));
+#else
+  if (Low) place = place > low ? place : V{} + low;
+  if (High) place = place < high ? place : V{} + high;
+#endif
+  round_here(place, level);
 }

@@ -116,21 +116,19 @@ struct Blocks {
       Bits == 4 ? AffineSearch{kMost, -1.0f, 0.1f, 20, false} : AffineSearch{kMost, -0.5f, 0.1f, 15, false};
   static constexpr AffineSearch kWeighted = {kMost, -0.9f, 0.05f, 36, false, true};
 
-  static void encode(const float* x, const BlockFit& known, uint8_t* block) { encode_some<1>(x, known, block); }
-  static void encode_four(const float* x, const BlockFit& known, uint8_t* blocks) { encode_some<4>(x, known, blocks); }
+  static void encode(const float* x, const BlockFit& known, uint8_t* block) { encode_together(x, 1, known, block); }
 
-  template <uint32_t N>
-  static void encode_some(const float* x, const BlockFit& known, uint8_t* blocks) {
+  static void encode_together(const float* x, uint32_t count, const BlockFit& known, uint8_t* blocks) {
     AffineFit fit;
-    float w[N * kValues], sums[N * kSubs];
+    float w[kMostTogether * kValues], sums[kMostTogether * kSubs];
     const bool weighted = known.importance != nullptr;
-    FitInput in = {kSub, x, weighted ? w : nullptr, N * kSubs, false};
-    for (uint32_t b = 0; weighted && b < N; ++b) {
+    FitInput in = {kSub, x, weighted ? w : nullptr, count * kSubs, false};
+    for (uint32_t b = 0; weighted && b < count; ++b) {
       weigh(x + kValues * b, known.importance + kValues * b, w + kValues * b, sums + kSubs * b);
     }
     fitter().affine(in, weighted ? kWeighted : kPlain, &fit);
-    Scales scales[N];
-    for (uint32_t b = 0; b < N; ++b) {
+    Scales scales[kMostTogether];
+    for (uint32_t b = 0; b < count; ++b) {
       uint8_t* block = blocks + kBytes * b;
       const float *scale = fit.scale + kSubs * b, *min = fit.min + kSubs * b;
       if (weighted) {
@@ -143,7 +141,7 @@ struct Blocks {
       in.levels |= has_zero_step(block, scales[b]);
     }
     if (in.levels) fitter().affine(in, weighted ? kWeighted : kPlain, &fit);
-    for (uint32_t b = 0; b < N; ++b) {
+    for (uint32_t b = 0; b < count; ++b) {
       round_again(x + kValues * b, blocks + kBytes * b, scales[b], fit.level + kValues * b);
       put_levels(fit.level + kValues * b, blocks + kBytes * b);
     }
@@ -181,9 +179,21 @@ struct Blocks {
     }
   }
 
-  static uint8_t quant(const uint8_t* block, uint32_t s, uint32_t k) {
-    const uint32_t byte = block[kLow + 32 * (s / 2) + k], low = s % 2 == 0 ? byte & 15 : byte >> 4;
-    return static_cast<uint8_t>(Bits == 4 ? low : low | (block[kHigh + k] >> s & 1) << 4);
+  static void get_levels(const uint8_t* block, uint8_t* level) {
+    for (uint32_t s = 0; s < kSubs; s += 2) {
+      uint8_t* q = level + kSub * s;
+      for (uint32_t k = 0; k < kSub; ++k) {
+        const uint8_t low = block[kLow + 16 * s + k];
+        q[k] = low & 15;
+        q[k + kSub] = low >> 4;
+      }
+    }
+    if (Bits == 4) return;
+    for (uint32_t s = 0; s < kSubs; ++s) {
+      for (uint32_t k = 0; k < kSub; ++k) {
+        level[kSub * s + k] = static_cast<uint8_t>(level[kSub * s + k] | (block[kHigh + k] >> s & 1) << 4);
+      }
+    }
   }
 
   static void levels(const uint8_t* block, Levels* out) {
@@ -192,10 +202,21 @@ struct Blocks {
     out->sub = kSub;
     out->has_min = true;
     const Scales scales = unpack_scales(block + kScales);
+    std::copy(scales.scale, scales.scale + kSubs, out->scale);
+    std::copy(scales.min, scales.min + kSubs, out->min);
+    uint8_t level[kValues];
+    get_levels(block, level);
+    std::copy(level, level + kValues, out->q);
+  }
+
+  static void decode(const uint8_t* block, float* x) {
+    const float d = f16_to_f32(load_u16(block)), dmin = f16_to_f32(load_u16(block + 2));
+    const Scales scales = unpack_scales(block + kScales);
+    uint8_t level[kValues];
+    get_levels(block, level);
     for (uint32_t s = 0; s < kSubs; ++s) {
-      out->scale[s] = scales.scale[s];
-      out->min[s] = scales.min[s];
-      for (uint32_t k = 0; k < kSub; ++k) out->q[kSub * s + k] = quant(block, s, k);
+      const float scale = d * static_cast<float>(scales.scale[s]), min = dmin * static_cast<float>(scales.min[s]);
+      fitter().spread(level + kSub * s, kSub, scale, min, x + kSub * s);
     }
   }
 
@@ -203,11 +224,9 @@ struct Blocks {
     store_u16(panel + 2 * lane, load_u16(block));
     store_u16(panel + 32 + 2 * lane, load_u16(block + 2));
     pack_panel_scales(unpack_scales(block + kScales), lane, panel);
-    for (uint32_t s = 0; s < kSubs; ++s) {
-      uint8_t level[kSub];
-      for (uint32_t k = 0; k < kSub; ++k) level[k] = quant(block, s, k);
-      put_strip(Bits, level, lane, panel + 256 + strip_bytes(Bits) * s);
-    }
+    uint8_t level[kValues];
+    get_levels(block, level);
+    for (uint32_t s = 0; s < kSubs; ++s) put_strip(Bits, level + kSub * s, lane, panel + 256 + strip_bytes(Bits) * s);
   }
 
   static void unpack(const uint8_t* panel, uint32_t lane, uint8_t* block) {
@@ -220,8 +239,7 @@ struct Blocks {
   }
 
   static constexpr Codec codec(const char* name) {
-    return {
-        {name, kValues, kBytes, false}, encode, decode_from_levels<levels, kValues>, levels, pack, unpack, encode_four};
+    return {{name, kValues, kBytes, false}, encode, decode, levels, pack, unpack, encode_together};
   }
 };
 

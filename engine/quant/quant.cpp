@@ -57,21 +57,13 @@ Status encode_plain(Encoding e, const float* src, uint64_t count, uint8_t* dst) 
   return Status::ok();
 }
 
-void widen_bf16(const uint8_t* src, uint64_t count, float* dst) {  // as bf16_to_f32, where the compiler sees the loop
-  for (uint64_t i = 0; i < count; ++i) {
-    uint16_t half;
-    std::memcpy(&half, src + 2 * i, sizeof(half));
-    dst[i] = std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
-  }
-}
-
 void decode_plain(Encoding e, const uint8_t* src, uint64_t count, float* dst) {
   switch (e) {
     case Encoding::f16:
       for (uint64_t i = 0; i < count; ++i) dst[i] = f16_to_f32(load_u16(src + 2 * i));
       return;
     case Encoding::bf16:
-      return widen_bf16(src, count, dst);
+      return fitter().widen(src, count, dst);
     default:
       if (count > 0) std::memcpy(dst, src, count * 4);
   }
@@ -119,7 +111,7 @@ uint64_t stored_bytes(Encoding e, Layout layout, uint64_t rows, uint64_t cols) {
 
 namespace {
 
-// One block or four; `index` is that of their first value in the whole matrix.
+// Some neighbouring blocks; `index` is that of their first value in the whole matrix.
 Status encode_blocks(Encoding e, const Codec& c, const float* src, uint32_t blocks, uint64_t index, const BlockFit& fit,
                      uint8_t* dst) {
   const uint64_t values = uint64_t{c.info.block_values} * blocks;
@@ -127,7 +119,7 @@ Status encode_blocks(Encoding e, const Codec& c, const float* src, uint32_t bloc
   if (bits >= 0x7f800000) return check_finite(e, src, values, index);
   const float largest = std::bit_cast<float>(bits);
   if (largest > kLargestBlock) return refuse_overflow(e, src, values, index);
-  blocks == 4 ? c.encode_four(src, fit, dst) : c.encode_block(src, fit, dst);
+  blocks > 1 ? c.encode_together(src, blocks, fit, dst) : c.encode_block(src, fit, dst);
   for (uint32_t b = 0; largest > kLargestHalf && b < blocks; ++b) {
     if (!scales_are_finite(c, dst + uint64_t{c.info.block_bytes} * b)) {
       return refuse_overflow(e, src + uint64_t{c.info.block_values} * b, c.info.block_values,
@@ -135,6 +127,11 @@ Status encode_blocks(Encoding e, const Codec& c, const float* src, uint32_t bloc
     }
   }
   return Status::ok();
+}
+
+// How many of so many blocks to encode at once: a power of two, so that vectors are filled.
+uint32_t together(uint64_t blocks) {
+  return static_cast<uint32_t>(std::bit_floor(std::min<uint64_t>(blocks, kMostTogether)));
 }
 
 // One row of blocks, or, without importance, several; `index` is that of its first value in the whole matrix.
@@ -147,7 +144,7 @@ Status encode_row(Encoding e, const float* src, uint64_t cols, uint64_t index, B
     fit.mean_square = sum / static_cast<float>(cols);
   }
   for (uint64_t k = 0; k < cols;) {
-    const uint32_t blocks = c.encode_four != nullptr && cols - k >= 4 * c.info.block_values ? 4 : 1;
+    const uint32_t blocks = c.encode_together == nullptr ? 1 : together((cols - k) / c.info.block_values);
     if (importance != nullptr) fit.importance = importance + k;
     SMOE_TRY(encode_blocks(e, c, src + k, blocks, index + k, fit, dst));
     k += uint64_t{c.info.block_values} * blocks;

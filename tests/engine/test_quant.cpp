@@ -60,7 +60,11 @@ void compare_searches(const FitInput& in) {
       double difference, size;
     };
     compare<Sums>([&](const Fitter& f, Sums* out) { f.squares(in.x, in.w, n, &out->difference, &out->size); });
+    compare<Floats>([&](const Fitter& f, Floats* out) { f.widen(reinterpret_cast<const uint8_t*>(in.w), n, out->of); });
   }
+  compare<Floats>([&](const Fitter& f, Floats* out) {
+    f.spread(reinterpret_cast<const uint8_t*>(in.w), 256, 0.37f, 1.25f, out->of);
+  });
 }
 
 }  // namespace
@@ -125,7 +129,7 @@ TEST(quant_levels_are_what_decode_gives) {
 TEST(quant_searches_are_the_same_on_every_processor) {
   std::mt19937 rng(3);
   for (int i = 0; i < 400; ++i) {
-    auto x = random_floats(1024, static_cast<uint32_t>(100 + i));
+    auto x = random_floats(kFitLanes * kFitValues, static_cast<uint32_t>(100 + i));
     const int exponent = i % 8 == 0 ? 0 : static_cast<int>(rng() % 160) - 146;  // subnormal and up
     for (size_t k = 0; k < x.size(); ++k) {
       x[k] = std::ldexp(x[k], exponent);
@@ -138,7 +142,7 @@ TEST(quant_searches_are_the_same_on_every_processor) {
     for (size_t k = 0; k < x.size(); ++k)
       w[k] = i % 3 == 0 ? x[k] * x[k] : std::fabs(x[k]) * (i % 3 == 1 ? 1.0f : 3.5f);
     for (const uint32_t n : {16u, 32u}) {
-      for (const uint32_t subs : {8u, 16u, 32u}) compare_searches({n, x.data(), w.data(), subs});
+      for (const uint32_t subs : {8u, 16u, 32u, 64u}) compare_searches({n, x.data(), w.data(), subs});
     }
   }
 }
