@@ -6,6 +6,8 @@
 namespace smoe {
 namespace {
 
+constexpr size_t kPromptRows = 16;  // from here on rows are mostly those of prompts
+
 // The coming layer's choice, were it made now, into ws.ahead_chosen. False if its router cannot be asked.
 bool guess(const Compute& c, const Ahead& ahead, Workspace& ws) {
   const Matrix& w = ahead.router->logits.weight;
@@ -42,9 +44,10 @@ size_t rank(const FfnSpec& spec, size_t rows, Workspace& ws) {
   return distinct;
 }
 
-// Reads on a guess for each one of --spec: for one row one, about what a disk does while a layer's attention is
-// computed. Attention grows with the rows, and so does the certainty that the experts most chosen will be asked for.
-size_t reads_ahead(size_t rows) { return rows == 1 ? 1 : 4 + rows / 4; }
+// Reads on a guess for each one of --spec: about what a disk does while a layer's attention is computed. Several
+// sequences that decode leave most experts alone, so that a guess beyond the first few is often wrong, and delays what
+// is asked for. A prompt's rows ask for nearly all: what most of them chose is certain.
+size_t reads_ahead(size_t rows) { return rows < kPromptRows ? 1 + rows / 8 : 4 + rows / 4; }
 
 }  // namespace
 
