@@ -1,6 +1,7 @@
 #include "core/batcher.h"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 
 namespace smoe {
@@ -24,7 +25,13 @@ PassWork share_of(const CacheStats& pass, double share) {
 
 Batcher::Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, ThreadPool& pool,
                  const Limits& limits, std::function<void(size_t)> prepare)
-    : forward_(forward), cache_(cache), model_(model), pool_(pool), limits_(limits), prepare_(std::move(prepare)) {
+    : forward_(forward),
+      cache_(cache),
+      model_(model),
+      pool_(pool),
+      limits_(limits),
+      choice_(pool.size(), limits.whole_threads),
+      prepare_(std::move(prepare)) {
   turns_.reserve(limits.chunk), parts_.reserve(limits.chunk), prompts_.reserve(limits.chunk);
   wanted_.reserve(limits.chunk), draws_.reserve(kHeadRows), hidden_.reserve(kHeadRows);
 }
@@ -41,8 +48,7 @@ bool Batcher::step(std::vector<std::unique_ptr<Sequence>>* ended) {
   plan_turns();
   if (!turns_.empty()) {
     advanced = true;
-    const Status status = compute(turns_);
-    status.is_ok() ? draw(turns_) : compute_apart();
+    advance();
   }
   forward_.lap(&Buckets::other);
   const auto over = [](const auto& sequence) { return sequence->ended(); };
@@ -110,6 +116,16 @@ void Batcher::plan_prompts(size_t room) {
     turns_.push_back({prompts_[i], prompts_[i]->prompt_part(std::min(share, prompts_[i]->prompt_left()))});
     room -= turns_.back().part.rows;
   }
+}
+
+void Batcher::advance() {
+  size_t rows = 0;
+  for (const Turn& turn : turns_) rows += turn.part.rows;
+  pool_.use(choice_.threads(rows));
+  const auto began = std::chrono::steady_clock::now();
+  const Status status = compute(turns_);
+  status.is_ok() ? draw(turns_) : compute_apart();
+  choice_.took(rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
 }
 
 Status Batcher::compute(std::span<const Turn> turns) try {

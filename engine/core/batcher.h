@@ -9,15 +9,17 @@
 
 #include "core/forward.h"
 #include "core/sequence.h"
+#include "core/thread_choice.h"
 #include "util/threads.h"
 
 namespace smoe {
 
 class Batcher {
  public:
-  // Rows of a pass: at most, and without a prompt; tokens to guess at for one sequence.
+  // Rows of a pass: at most, and without a prompt; tokens to guess at for one sequence; threads that a CPU quota never
+  // stops.
   struct Limits {
-    uint32_t chunk = 0, step = 0, draft = 0;
+    uint32_t chunk = 0, step = 0, draft = 0, whole_threads = 1;
   };
   // References outlive the object. `prepare` is called with the rows of each pass before it.
   Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, ThreadPool& pool, const Limits& limits,
@@ -42,6 +44,7 @@ class Batcher {
   void plan_turns();
   void plan_tokens(size_t* room);
   void plan_prompts(size_t room);
+  void advance();
   Status compute(std::span<const Turn> turns);
   // Every turn by itself, so that what keeps a pass from being computed is told to those that it concerns.
   void compute_apart();
@@ -65,6 +68,7 @@ class Batcher {
   const ModelSpec& model_;
   ThreadPool& pool_;
   const Limits limits_;
+  ThreadChoice choice_;
   const std::function<void(size_t)> prepare_;
   std::vector<std::unique_ptr<Sequence>> running_;
   std::vector<Turn> turns_;

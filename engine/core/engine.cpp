@@ -111,6 +111,7 @@ Status EngineImpl::set_up(const Log& log) {
   SMOE_ASSIGN(kernels_, choose_kernels(options_.isa));
   SMOE_ASSIGN(vault_, open_vault(options_.vault, options_.scout));
   PlanOptions& p = options_.plan;
+  const uint32_t whole_threads = p.threads != 0 ? p.threads : usable_cpus().whole;  // what is asked for is not varied
   SMOE_ASSIGN(plan_, plan_here(vault_.model, &p, options_.ledger, true));
   if (p.experts_per_token != 0)
     for (LayerSpec& l : vault_.model.layers) l.ffn.top_k = std::min(l.ffn.top_k, p.experts_per_token);
@@ -145,7 +146,7 @@ Status EngineImpl::set_up(const Log& log) {
   upkeep_ =
       std::make_unique<Upkeep>(*cache_, plan_, Upkeep::Config{options_.history, fingerprint, "", options_.warm}, log);
   forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute, options_.spec);
-  const Batcher::Limits limits{plan_.chunk, scratch_.own_rows(), options_.draft};
+  const Batcher::Limits limits{plan_.chunk, scratch_.own_rows(), options_.draft, whole_threads};
   batcher_ =
       std::make_unique<Batcher>(*forward_, *cache_, vault_.model, *pool_, limits, [this](size_t n) { fit_scratch(n); });
   return Status::ok();
@@ -310,6 +311,7 @@ Status EngineImpl::every_row(const std::vector<int32_t>& ids, size_t prefill, Ev
   SMOE_TRY(check_ids(ids));
   Conversation& c = claim(find_seat(""), "");
   c.clear();
+  pool_->use(pool_->size());
   for (size_t at = 0; at < ids.size();) {
     if (events != nullptr && events->cancelled()) return {Code::cancelled, "cancelled"};
     const size_t T = at < prefill ? std::min<size_t>(plan_.chunk, std::min(prefill, ids.size()) - at) : 1;

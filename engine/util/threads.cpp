@@ -53,31 +53,33 @@ uint32_t affinity_cpus() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Whole CPUs that quota / period pay for, rounded up; no quota gives `most`.
-uint32_t quota_cpus(const std::string& quota, const std::string& period, uint32_t most) {
+// What quota / period pay for.
+void limit_by_quota(const std::string& quota, const std::string& period, UsableCpus* cpus) {
   uint64_t q = 0, p = 0;
-  if (!parse_bytes(quota, &q) || !parse_bytes(period, &p) || q == 0 || p == 0) return most;  // "max", -1
-  return static_cast<uint32_t>(std::min<uint64_t>(most, (q + p - 1) / p));
+  if (!parse_bytes(quota, &q) || !parse_bytes(period, &p) || q == 0 || p == 0) return;  // "max", -1
+  cpus->most = static_cast<uint32_t>(std::min<uint64_t>(cpus->most, (q + p - 1) / p));
+  cpus->whole = static_cast<uint32_t>(std::clamp<uint64_t>(q / p, 1, cpus->whole));
 }
 
 }  // namespace
 
-uint32_t usable_threads(const std::string& root) {
-  uint32_t threads = affinity_cpus();
+UsableCpus usable_cpus(const std::string& root) {
+  const uint32_t all = affinity_cpus();
+  UsableCpus cpus{all, all};
   const CgroupFolders folders = cgroup_folders(root, "cpu");
   std::string quota, period;
   for (const std::string& folder : folders.v1) {
     if (read_small_file(folder + "/cpu.cfs_quota_us", &quota) &&
         read_small_file(folder + "/cpu.cfs_period_us", &period)) {
-      threads = quota_cpus(quota, period, threads);
+      limit_by_quota(quota, period, &cpus);
     }
   }
   for (const std::string& folder : folders.v2) {
     if (!read_small_file(folder + "/cpu.max", &quota)) continue;
     const size_t space = quota.find(' ');
-    if (space != std::string::npos) threads = quota_cpus(quota.substr(0, space), quota.substr(space), threads);
+    if (space != std::string::npos) limit_by_quota(quota.substr(0, space), quota.substr(space), &cpus);
   }
-  return std::max(1u, threads);
+  return cpus;
 }
 
 // One job at a time. `cursor` is the job: its number in the high half, the tasks not yet claimed in the low half. A
@@ -88,11 +90,14 @@ struct ThreadPool::Impl {
   alignas(64) std::atomic<uint64_t> cursor{0};
   alignas(64) std::atomic<uint32_t> epoch{0};  // changes with every job and at the end: what idle workers wait for
   alignas(64) std::atomic<uint32_t> done{0};   // tasks of this job that have run
+  alignas(64) std::atomic<uint32_t> active;    // workers with a lower number take part; what the others wait for
   alignas(64) void* ctx = nullptr;
   Body body = nullptr;
   uint32_t tasks = 0;
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
+
+  explicit Impl(uint32_t count) : active(count) {}
 
   // Runs tasks until none is left to claim.
   void work(size_t worker) {
@@ -109,13 +114,18 @@ struct ThreadPool::Impl {
   void loop(size_t worker) {
     uint32_t seen = 0;
     while (!stop.load(std::memory_order_acquire)) {
+      const uint32_t count = active.load(std::memory_order_acquire);
+      if (worker >= count) {
+        active.wait(count, std::memory_order_acquire);
+        continue;
+      }
       work(worker);
       seen = await_change(epoch, seen);
     }
   }
 };
 
-ThreadPool::ThreadPool(uint32_t threads) : impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(uint32_t threads) : impl_(std::make_unique<Impl>(std::max(1u, threads))) {
   for (uint32_t i = 1; i < threads; ++i) impl_->threads.emplace_back([this, i] { impl_->loop(i); });
 }
 
@@ -123,14 +133,20 @@ ThreadPool::~ThreadPool() {
   impl_->stop.store(true, std::memory_order_release);
   impl_->epoch.fetch_add(1);
   impl_->epoch.notify_all();
+  use(size() + 1);  // not the number that a worker may be waiting at
   for (std::thread& thread : impl_->threads) thread.join();
 }
 
 uint32_t ThreadPool::size() const { return static_cast<uint32_t>(impl_->threads.size()) + 1; }
 
+void ThreadPool::use(uint32_t threads) {
+  impl_->active.store(threads);
+  impl_->active.notify_all();
+}
+
 void ThreadPool::run_erased(size_t tasks, void* ctx, Body body) {
   Impl& impl = *impl_;
-  if (impl.threads.empty() || tasks <= 1) {
+  if (impl.active.load(std::memory_order_relaxed) <= 1 || tasks <= 1) {
     for (size_t task = 0; task < tasks; ++task) body(ctx, task, 0);
     return;
   }

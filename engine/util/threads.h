@@ -11,15 +11,24 @@
 
 namespace smoe {
 
-// CPUs this process may use: the smaller of the affinity mask and the cgroup's CPU quota, at least 1.
+// CPUs this process may use: the smaller of the affinity mask and the cgroup's CPU quota, at least 1. Of a quota that
+// is not a whole number, `most` threads can use all, and are stopped for a part of every period; `whole` are never
+// stopped.
+struct UsableCpus {
+  uint32_t most = 1, whole = 1;
+};
 // `root` is put before /proc and the cgroup mounts: tests pass a fake tree.
-uint32_t usable_threads(const std::string& root = "");
+UsableCpus usable_cpus(const std::string& root = "");
+inline uint32_t usable_threads(const std::string& root = "") { return usable_cpus(root).most; }
 
 class ThreadPool {
  public:
   explicit ThreadPool(uint32_t threads);  // total, the caller included
   ~ThreadPool();
   uint32_t size() const;
+  // How many workers take part in run() from now on, the caller included: 1 to size(). The others sleep. Not from
+  // inside a task.
+  void use(uint32_t threads);
 
   template <class F>
   void run(size_t tasks, F&& f) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "core/thread_choice.h"
 #include "fake_tree.h"
 #include "util/aligned_buffer.h"
 #include "util/threads.h"
@@ -67,6 +69,55 @@ TEST(threads_workers_share_the_work) {
   CHECK_EQ(by_worker[1].load(), 1);
 }
 
+TEST(threads_as_many_as_are_used) {
+  ThreadPool pool(3);
+  const auto workers = [&] {
+    std::atomic<uint32_t> most = 0;
+    for (int round = 0; round < 200; ++round)
+      pool.run(32, [&](size_t, size_t worker) {
+        for (uint32_t seen = most; seen < worker && !most.compare_exchange_weak(seen, static_cast<uint32_t>(worker));) {
+        }
+      });
+    return most + 1;
+  };
+  for (const uint32_t threads : {1u, 2u, 3u, 1u, 3u, 2u}) {
+    pool.use(threads);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // some have parked
+    std::vector<std::atomic<int>> ran(100);
+    pool.run(ran.size(), [&](size_t task, size_t) { ++ran[task]; });
+    for (const auto& times : ran) CHECK_EQ(times.load(), 1);
+    CHECK(workers() <= threads);
+  }
+  CHECK_EQ(pool.size(), 3u);
+}
+
+TEST(threads_choice_keeps_what_is_faster) {
+  ThreadChoice choice(2, 1);
+  double one = 0.01, two = 0.014;  // seconds of a pass
+  const auto run = [&](size_t rows, int passes) {
+    int with_one = 0;
+    for (int i = 0; i < passes; ++i) {
+      const uint32_t threads = choice.threads(rows);
+      with_one += threads == 1;
+      choice.took(rows, threads == 1 ? one : two);
+    }
+    return with_one;
+  };
+  CHECK_EQ(choice.threads(1), 2u);
+  run(1, 100);  // both have been tried
+  CHECK_EQ(choice.threads(1), 1u);
+  CHECK(run(1, 3000) > 2800);
+  one = 0.03;  // as when the other experts have been read: it is found out
+  run(1, 3000);
+  CHECK_EQ(choice.threads(1), 2u);
+  CHECK(run(1, 3000) < 200);
+  CHECK_EQ(choice.threads(9), 2u);  // arithmetic binds
+  CHECK_EQ(choice.threads(2), 2u);  // as many rows are on their own
+  ThreadChoice none(2, 2);
+  none.took(1, 9.0);
+  CHECK_EQ(none.threads(1), 2u);
+}
+
 TEST(threads_quota_limits) {
   FakeTree tree;
   CHECK(usable_threads(tree.root()) >= 1);  // no cgroup at all: the affinity mask
@@ -79,6 +130,13 @@ TEST(threads_quota_limits) {
   CHECK_EQ(usable_threads(tree.root()), 1u);
   tree.write("sys/fs/cgroup/a/cpu.max", "40000 100000\n");  // less than one CPU is still one thread
   CHECK_EQ(usable_threads(tree.root()), 1u);
+  CHECK_EQ(usable_cpus(tree.root()).whole, 1u);
+  tree.write("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+  CHECK_EQ(usable_cpus(tree.root()).most, std::min(all, 2u));
+  CHECK_EQ(usable_cpus(tree.root()).whole, 1u);
+  tree.write("sys/fs/cgroup/a/cpu.max", "100000000 100000\n");  // more than there are
+  CHECK_EQ(usable_cpus(tree.root()).most, all);
+  CHECK_EQ(usable_cpus(tree.root()).whole, all);
 }
 
 TEST(threads_quota_limits_v1) {
@@ -88,8 +146,12 @@ TEST(threads_quota_limits_v1) {
   tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
   tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n");
   CHECK(usable_threads(tree.root()) >= 1);
+  const uint32_t all = usable_threads(tree.root());
   tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "100000\n");
   CHECK_EQ(usable_threads(tree.root()), 1u);
+  tree.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "150000\n");
+  CHECK_EQ(usable_cpus(tree.root()).most, std::min(all, 2u));
+  CHECK_EQ(usable_cpus(tree.root()).whole, 1u);
 }
 
 TEST(aligned_buffer_is_aligned_and_zeroed) {
