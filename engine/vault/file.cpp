@@ -65,6 +65,15 @@ Result<File> File::open_write(const std::string& path) {
   return File(fd, path);
 }
 
+File File::open_direct(const std::string& path) {
+#if defined(O_DIRECT)
+  return File(::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC), path);
+#else
+  (void)path;
+  return File();
+#endif
+}
+
 Result<uint64_t> File::size() const {
   struct stat info;
   if (::fstat(fd_, &info) != 0) return os_error(errno, "stat", path_);

@@ -13,6 +13,8 @@ namespace smoe {
 Status os_error(int error, const std::string& doing, const std::string& path);
 Status os_error(int error, const std::string& doing, const std::string& path, uint64_t offset);
 
+inline constexpr uint64_t kDirectAlignment = 4096;
+
 class File {
  public:
   File() = default;
@@ -20,6 +22,9 @@ class File {
   static Result<File> open_read(const std::string& path);
   // For reading and writing; created if absent, never truncated.
   static Result<File> open_write(const std::string& path);
+  // For writes past the page cache, whose address, offset and length are multiples of kDirectAlignment. Not open where
+  // the file system refuses such writes; one that refuses them only later gives Code::io.
+  static File open_direct(const std::string& path);
   ~File() { close(); }
   File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
   File& operator=(File&& other) noexcept;

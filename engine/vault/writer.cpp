@@ -131,6 +131,7 @@ Status VaultWriter::start_fresh() {
 Status VaultWriter::open_parts() {
   SMOE_ASSIGN(smoe_part_, File::open_write(names_.smoe_part));
   SMOE_ASSIGN(scout_part_, File::open_write(names_.scout_part));
+  smoe_direct_ = File::open_direct(names_.smoe_part);
   const uint64_t records_end =
       records_.empty() ? format::kRecordsOffset : records_.back().offset + records_.back().bytes;
   SMOE_TRY(smoe_part_.reserve(records_end));
@@ -214,10 +215,21 @@ Status VaultWriter::write_record(uint32_t moe_layer, uint32_t expert, const void
   const std::shared_lock life(life_);
   if (!open_) return closed();
   forget(&records_[index]);
-  SMOE_TRY(smoe_part_.write_at(offset, data, bytes));
-  SMOE_TRY(smoe_part_.write_at(offset + bytes, kZeros.data(), length - bytes));
+  SMOE_TRY(put_record(offset, data, bytes, length));
   const uint32_t crc = crc32c(kZeros.data(), length - bytes, crc32c(data, bytes));
   return note(true, index, crc, length);
+}
+
+// What a direct write refuses or leaves half done is written again through the page cache; a full disk is full for
+// both.
+Status VaultWriter::put_record(uint64_t offset, const void* data, uint64_t bytes, uint64_t length) const {
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % kDirectAlignment == 0;
+  if (smoe_direct_.is_open() && aligned && bytes == length) {
+    const Status status = smoe_direct_.write_at(offset, data, bytes);
+    if (status.is_ok() || status.code() != Code::io) return status;
+  }
+  SMOE_TRY(smoe_part_.write_at(offset, data, bytes));
+  return smoe_part_.write_at(offset + bytes, kZeros.data(), length - bytes);
 }
 
 Status VaultWriter::write_tensor(const std::string& name, const void* data, uint64_t bytes) {
@@ -283,6 +295,7 @@ Status VaultWriter::finish(const std::string& manifest_json) {
   open_ = false;
   const Status status = take_names(header_crc);
   smoe_part_.close();
+  smoe_direct_.close();
   scout_part_.close();
   return status;
 }
@@ -363,6 +376,7 @@ void VaultWriter::close() {
   const std::unique_lock life(life_);
   open_ = false;
   smoe_part_.close();
+  smoe_direct_.close();
   scout_part_.close();
   journal_.close();
 }

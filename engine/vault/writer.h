@@ -53,7 +53,8 @@ class VaultWriter {
   std::vector<std::pair<uint32_t, uint32_t>> done_records() const;  // (MoE layer, expert)
   std::vector<std::string> done_tensors() const;
 
-  // `data` is the record up to its end; the rest of record_bytes is filled with zeros.
+  // `data` is the record up to its end; the rest of record_bytes is filled with zeros. A whole record at an address
+  // that is a multiple of kDirectAlignment is written past the page cache, where the file system can.
   Status write_record(uint32_t moe_layer, uint32_t expert, const void* data, uint64_t bytes);
   Status write_tensor(const std::string& name, const void* data, uint64_t bytes);
 
@@ -89,12 +90,14 @@ class VaultWriter {
   Status take_names(uint32_t header_crc);
 
   Status check_item(const File& file, Item* item, uint32_t crc) const;
+  Status put_record(uint64_t offset, const void* data, uint64_t bytes, uint64_t length) const;
 
   const WriterOptions options_;
   const VaultNames names_;
   const scout::Layout scout_;
   Journal journal_;
   File smoe_part_, scout_part_;
+  File smoe_direct_;                    // smoe_part_ once more; not open where the file system refuses
   std::vector<uint64_t> first_record_;  // of each MoE layer, in records_
   std::map<std::string, size_t> tensor_index_;
 

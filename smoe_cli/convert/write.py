@@ -26,7 +26,7 @@ from smoe_cli.convert.calibrate import Columns, Importance
 from smoe_cli.convert.encodings import is_plain
 from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.plan import PARTS, ExpertOut, Plan, TensorOut
-from smoe_cli.convert.safetensors import FileReader
+from smoe_cli.convert.safetensors import ALIGNMENT, FileReader
 from smoe_cli.errors import SmoeError, from_core
 
 IN_FLIGHT_BYTES = 256 << 20
@@ -260,7 +260,7 @@ class VaultWrite:
     def _start(
         self, pool: ThreadPoolExecutor, out: TensorOut | ExpertOut, write: bool, progress: Progress
     ) -> _InFlight:
-        buffer = np.zeros(out.nbytes, np.uint8)
+        buffer = zeros(out.nbytes)
         values = min(CHUNK_VALUES, WORKERS_BYTES // (self.jobs * WORKER_BYTES_PER_VALUE))
         pieces = [replace(piece, importance=self.importance.of(piece.name)) for piece in _pieces(out)]
         futures = [
@@ -301,6 +301,12 @@ class VaultWrite:
         except _core.CoreError as error:
             raise from_core(error) from error
         self.journal.path.unlink(missing_ok=True)
+
+
+def zeros(nbytes: int) -> NDArray[np.uint8]:
+    """Zeros at an address from which a file can be written past the page cache."""
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    return raw[-raw.ctypes.data % ALIGNMENT :][:nbytes]
 
 
 def _st_entry(tensor: TensorOut) -> tuple[str, list[int]]:

@@ -20,6 +20,7 @@ import safetensors
 from tiny_vault import TOKENIZER, TinyVault
 
 from smoe_cli import _core
+from smoe_cli.convert.write import zeros
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -333,6 +334,56 @@ def test_written_from_many_threads(tmp_path: Path, whole: dict[str, bytes]) -> N
         thread.join()
     tiny.finish(writer, tmp_path)
     assert contents(tmp_path) == whole
+
+
+def aligned(data: bytes, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The record in whole, at an address that direct writes take."""
+    buffer = zeros(length)
+    buffer[: len(data)] = np.frombuffer(data, np.uint8)
+    return buffer
+
+
+def is_cached(path: Path, offset: int) -> bool:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def fill_aligned(tiny: TinyVault, writer: Any) -> None:
+    for (layer, expert), data in tiny.records.items():
+        writer.write_record(layer, expert, aligned(data, tiny.layers[layer][2]))
+    for name, data in tiny.tensors.items():
+        writer.write_tensor(name, data)
+
+
+def test_whole_records_are_written_past_the_page_cache(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    tiny = TinyVault()
+    fill_aligned(tiny, writer := tiny.open(tmp_path))
+    part, second = tmp_path / "tiny.smoe.part", 16384 + tiny.layers[0][2]
+    try:
+        os.close(os.open(part, os.O_WRONLY | os.O_DIRECT))
+        assert not is_cached(part, second)
+    except OSError as error:
+        pytest.skip(f"SKIP: the temporary folder takes no direct writes: {error}")
+    finally:
+        writer.abort()
+    writer = tiny.open(tmp_path)
+    assert len(writer.done_records()) == len(tiny.records)  # read back, with the right checksums
+    writer.write_record(0, 1, tiny.records[0, 1])  # at any address, through the page cache
+    tiny.finish(writer, tmp_path)
+    assert contents(tmp_path) == whole
+
+
+def test_whole_records_on_a_file_system_in_memory(small_disk: Path, whole: dict[str, bytes]) -> None:
+    subprocess.run(["mount", "-o", "remount,size=600k", str(small_disk)], check=True)
+    tiny = TinyVault()
+    fill_aligned(tiny, writer := tiny.open(small_disk))
+    tiny.finish(writer, small_disk)
+    assert contents(small_disk) == whole
 
 
 @pytest.fixture
