@@ -4,9 +4,9 @@
     scripts/bench_restart.py --vault vault/bench.smoe --share 0.3 [--text FILE [--ask FILE]] --out DIR
 
 A first engine runs over a part of the text (without --text: fixed random ids) and leaves its history. Then engines take
-turns: with the history, with its counts but nothing read ahead, and without. Each gets some seconds of idle time, as a
-person takes to type, a prompt and decode steps of ids that come from another place of the text each round, or from the
-text of --ask. The machine must be quiet; hit rates do not mind.
+turns: with the history, with a cache filled by nothing known, with the counts but nothing read ahead, and without all
+of it. Each gets some seconds of idle time, as a person takes to type, a prompt and decode steps of ids that come from
+another place of the text each round, or from the text of --ask. The machine must be quiet; hit rates do not mind.
 """
 
 from __future__ import annotations
@@ -79,7 +79,13 @@ def main() -> None:
     teacher.stop()
     asked = ids_of(options, options.ask or options.text)
     kept = history.read_bytes()
-    arms: dict[str, tuple[str, ...]] = {"warmed": keeping, "counts only": (*keeping, "--no-warm"), "without": ()}
+    cold = "--no-warm"
+    arms: dict[str, tuple[str, ...]] = {
+        "warmed": keeping,
+        "filled": (),
+        "counts only": (*keeping, cold),
+        "without": (cold,),
+    }
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for round_ in range(1, options.rounds + 1):
         ids = asked.take(options.prompt + options.steps, round_)
