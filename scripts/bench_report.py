@@ -18,6 +18,7 @@ UNITS = {
     "read_bytes_s": ("disk, whole records, direct, GB/s", 1e-9),
 }
 LOWER_IS_BETTER = {"first_token_cold_ms", "first_token_warm_ms", "read_bytes_per_token", "peak_rss_bytes"}
+MACHINE = {"disk", "memory"}  # measured beside the programs
 NOT_COMPARED = {"decode_step_ms_median", "decode_through_pipe_tok_s", "decode_read_bytes_s", "group_peak_bytes"}
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]  # part -> metric -> arm -> values
@@ -44,7 +45,7 @@ def number(value: float) -> str:
 
 
 def part_table(part: dict[str, dict[str, list[float]]]) -> list[str]:
-    arms = list(dict.fromkeys(arm for by_arm in part.values() for arm in by_arm if not arm.startswith("disk")))
+    arms = list(dict.fromkeys(arm for by_arm in part.values() for arm in by_arm if arm not in MACHINE))
     peers = [arm for arm in arms if arm != "smoe"]
     lines = ["| | " + " | ".join([*arms, "smoe / best peer"]) + " |", "|---" * (len(arms) + 2) + "|"]
     lengths = {
@@ -54,7 +55,7 @@ def part_table(part: dict[str, dict[str, list[float]]]) -> list[str]:
     }
     for metric, (title, scale) in (lengths | UNITS).items():
         by_arm = part.get(metric)
-        if not by_arm or "disk" in by_arm:
+        if not by_arm or MACHINE & by_arm.keys():
             continue
         medians = [statistics.median(by_arm[arm]) for arm in peers if arm in by_arm]
         ratio = ""
@@ -88,12 +89,13 @@ def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str
 
 
 def ram_lines(result: dict[str, Any], part: dict[str, dict[str, list[float]]]) -> list[str]:
-    active, rate = result["model"]["active_bytes"], result["memory_read_bytes_s"]
+    active, rate = result["model"]["active_bytes"], statistics.median(part["read_bytes_s"]["memory"])
     moved = {arm: statistics.median(values) * active for arm, values in part["decode_tok_s"].items()}
     return [
         "",
         f"Active bytes a token: {active / 1e6:.0f} MB in every program (same encodings). "
-        f"Memory reads at {rate / 1e9:.1f} GB/s with these threads, so decode is bounded by {rate / active:.1f} tok/s. "
+        f"Before each program decodes memory is read, at {rate / 1e9:.1f} GB/s with these threads, so decode is "
+        f"bounded by {rate / active:.1f} tok/s. "
         "Bytes per second: " + ", ".join(f"{arm} {value / 1e9:.1f} GB/s" for arm, value in moved.items()) + ".",
     ]
 

@@ -115,6 +115,8 @@ class Bench:
         for count in self.options.prompts:
             ms = program.prefill(self.ids(count, 100 + round_))
             self.sample("ram", program.name, f"prefill_{count}_tok_s", count / ms * 1e3, round_)
+        # What memory gives changes from minute to minute: the bound must be of the same moment.
+        self.sample("ram", "memory", "read_bytes_s", _core.probe_memory(self.options.threads, 0.3), round_)
         times = program.decode(self.ids(self.options.gen, 200 + round_))
         steps = own_times(program, times)
         self.sample("ram", program.name, "decode_tok_s", len(steps) / sum(steps) * 1e3, round_)
