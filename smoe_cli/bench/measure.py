@@ -96,7 +96,7 @@ def cold_start(program: Ours, work: Work, group: MemoryCgroup | None = None) -> 
     program.prefill(work.ids.take(work.prompt_tokens[0], work.repeat))
     first = time.perf_counter()
     program.decode(work.ids.take(WARM_UP_STEPS, work.repeat + 1))
-    program.fill()
+    program.fill(lambda resident, slots: work.say(f"the engine fills its cache: {resident} of {slots} slots"))
     return {"engine_start_ms": (up - start) * 1e3, "cold_ttft_ms": (first - start) * 1e3}
 
 

@@ -7,10 +7,12 @@ random weights the routing collapses onto a few experts. The peer is llama_worke
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,9 +116,15 @@ class Ours:
         answer: dict[str, Any] = json.loads(self._ask("INFO\n"))
         return answer
 
-    def fill(self) -> None:
-        """Returns when the engine has filled its cache in idle time, which it would else do beside what comes next."""
-        while self.details()["warming"]:
+    def fill(self, say: Callable[[int, int], None] = lambda resident, slots: None) -> None:
+        """Returns when the engine has filled its cache in idle time, which it would else do beside what comes next.
+        ``say`` is told the experts there and the slots, each second."""
+        for tenths in itertools.count(1):
+            info = self.details()
+            if not info["warming"]:
+                return
+            if tenths % 10 == 0:
+                say(info["resident"], info["slots"])
             time.sleep(0.1)
 
     def read_bytes(self) -> int:
