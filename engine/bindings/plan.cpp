@@ -9,6 +9,7 @@
 #include "bindings/launch_flags.h"
 #include "core/options.h"
 #include "core/rates.h"
+#include "core/rehearsal.h"
 #include "core/speed.h"
 #include "experts/history.h"
 #include "io/probe.h"
@@ -41,8 +42,9 @@ py::dict plan(const std::string& path, const py::kwargs& options) {
   return plan_dict(vault.model, check(plan_here(vault.model, &launch.engine.plan, launch.engine.ledger)));
 }
 
-// The plan, with what the machine was measured to do and the speed that follows.
-py::dict predict(const std::string& path, double seconds, const py::kwargs& options) {
+// The plan, with what the machine was measured to do and the speed that follows. `ids`: a text to rehearse with.
+py::dict predict(const std::string& path, double seconds, const std::vector<int32_t>& ids, double rehearsed_bytes,
+                 const py::kwargs& options) {
   std::vector<std::string> flags = launch_flags(options);
   flags.insert(flags.begin(), {"--vault=" + path, "--serve"});
   Launch launch = check(parse_launch({flags.begin(), flags.end()}));
@@ -56,13 +58,17 @@ py::dict predict(const std::string& path, double seconds, const py::kwargs& opti
     py::gil_scoped_release release;
     return measure_rates(model, engine, seconds);
   }());
+  const Rehearsal rehearsal = check([&] {
+    py::gil_scoped_release release;
+    return rehearse(vault, engine, plan, ids, rehearsed_bytes);
+  }());
   std::vector<float> history;
   if (!engine.history.empty()) {
     Result<std::vector<float>> kept =
         read_history(engine.history, history_fingerprint(vault.manifest_json), plan.total_records);
     if (kept.is_ok()) history = std::move(kept).value();
   }
-  const Speed speed = predict_speed(model, plan, rates, history);
+  const Speed speed = predict_speed(model, plan, rates, rehearsal, history);
   py::dict d = plan_dict(vault.model, plan);
   d["disk_read_bytes_s"] = rates.disk_read_bytes_s;
   d["direct_io"] = rates.direct_io;
@@ -73,6 +79,12 @@ py::dict predict(const std::string& path, double seconds, const py::kwargs& opti
   d["predicted_decode_low_tok_s"] = speed.decode_low_tok_s;
   d["predicted_decode_high_tok_s"] = speed.decode_high_tok_s;
   d["predicted_prefill_tok_s"] = speed.prefill_tok_s;
+  d["rehearsed_token_ms"] = rehearsal.token_s * 1e3;
+  d["rehearsed_attention_ms"] = rehearsal.attention_s * 1e3;
+  d["rehearsed_prompt_ms"] = rehearsal.prompt_s * 1e3;
+  d["rehearsed_prompt_experts"] = rehearsal.prompt_experts;
+  d["rehearsed_hit_rate"] = rehearsal.hit_rate;
+  d["rehearsed_layers"] = rehearsal.layers;
   d["read_first_ms"] = rates.read_first_s * 1e3;
   d["read_each_ms"] = rates.read_each_s * 1e3;
   return d;
@@ -160,9 +172,12 @@ void bind_plan(py::module_& m) {
   m.def("plan", &plan, py::arg("path"),
         "plan(path, **options): the memory plan an engine started now with these launch flags would make, sizes in "
         "bytes. Options as for Engine. CoreError 'resources' below the floor.");
-  m.def("predict", &predict, py::arg("path"), py::arg("seconds") = 1.0,
-        "predict(path, seconds, **options): the plan, the disk and memory speeds measured for about `seconds`, and the "
-        "decode and prefill speeds that follow (predicted_*); history=FILE counts what was used before.");
+  m.def("predict", &predict, py::arg("path"), py::arg("seconds") = 1.0, py::arg("ids") = std::vector<int32_t>(),
+        py::arg("rehearsed_bytes") = kRehearsedBytes,
+        "predict(path, seconds, ids, **options): the plan, the disk and memory speeds measured for about `seconds`, a "
+        "rehearsal of the model with these ids (none: random ones; rehearsed_*) in which a token goes through that "
+        "many bytes of layers, and the decode and prefill speeds that "
+        "follow (predicted_*); history=FILE counts what was used before.");
   m.def("probe_disk", &disk, py::arg("path"), py::arg("record_bytes"), py::arg("seconds") = 0.3, py::arg("depth") = 8,
         py::arg("buffered") = false, py::arg("io") = "auto", py::arg("parts") = 1, py::arg("batches") = false,
         "Reads whole records at random places, `depth` at a time, each cut into `parts` reads; with `batches` all are "

@@ -8,6 +8,7 @@
 #include "core/conversation.h"
 #include "core/forward.h"
 #include "core/info.h"
+#include "core/reads.h"
 #include "core/sampler.h"
 #include "core/upkeep.h"
 #include "experts/history.h"
@@ -53,7 +54,6 @@ class EngineImpl final : public Engine {
  private:
   explicit EngineImpl(const EngineOptions& options) : options_(options) {}
   Status set_up(const Log& log);
-  ReaderOptions reads() const;  // as the options choose
   Status open_cache(const Log& log);
   Status open_trace(const std::string& policy);
   Status check_ids(const std::vector<int32_t>& ids) const;
@@ -124,7 +124,7 @@ Status EngineImpl::set_up(const Log& log) {
   if (options_.draft != 0 && plan_.recurrent_bytes != 0)
     log("warning: --draft guesses nothing with this model: its recurrent layers cannot take a wrong guess back");
 
-  SMOE_ASSIGN(trunk_, Trunk::load(vault_, reads()));
+  SMOE_ASSIGN(trunk_, Trunk::load(vault_, reads_of(options_)));
   if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
   SMOE_ASSIGN(scratch_,
               Scratch::allocate(vault_.model, Scratch::own_rows(vault_.model, plan_.chunk, p.sessions), p.threads));
@@ -169,23 +169,13 @@ Status EngineImpl::open_cache(const Log& log) {
   config.committed = [this] { return prefault_.committed(); };
   SMOE_TRY(open_trace(config.policy));
   config.log = trace_file_.get();
-  ReaderOptions how = reads();
+  ReaderOptions how = reads_of(options_);
   how.slots = {slots_.data(), config.slot_bytes, config.slots};
   std::vector<std::string> notices;
   SMOE_ASSIGN(std::unique_ptr<Reader> reader, open_reader(vault_.path, how, &notices));
   for (const std::string& notice : notices) log("notice: " + notice);
   SMOE_ASSIGN(cache_, ExpertCache::create(std::move(config), std::move(reader)));
   return Status::ok();
-}
-
-ReaderOptions EngineImpl::reads() const {
-  ReaderOptions how;
-  if (options_.read_mode == ReadMode::direct) how.mode = DirectMode::direct;
-  if (options_.read_mode == ReadMode::buffered) how.mode = DirectMode::buffered;
-  if (options_.io == IoBackend::uring) how.kind = ReaderKind::uring;
-  if (options_.io == IoBackend::pread) how.kind = ReaderKind::pread;
-  if (options_.io_workers != 0) how.workers = options_.io_workers;
-  return how;
 }
 
 Status EngineImpl::open_trace(const std::string& policy) {

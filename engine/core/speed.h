@@ -1,14 +1,16 @@
-// How fast a model will run under a plan, before it has run: from the rates of the machine (core/rates.h), the
-// geometry, and how many experts will be found in the cache. Pure.
+// How fast a model will run under a plan, before it has run: what a pass costs in memory (core/rehearsal.h), what its
+// reads cost on this disk (core/rates.h), and how many experts will be found in the cache. Pure.
 //
-// A token: what is active is read from memory once, what is not found is read from disk, and the two add up (see
-// layer_seconds). A prompt: whole layers are read in order ahead of the computation.
+// A token: the pass, and the reads of what is not found; of those one a layer is read on a guess while the layer's
+// attention is computed. A prompt: every expert it asks for is read once, ahead of the computation as far as there is
+// room for what is read ahead.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "core/rates.h"
+#include "core/rehearsal.h"
 #include "smoe/model.h"
 #include "smoe/plan.h"
 
@@ -20,15 +22,14 @@ struct Speed {
   double decode_tok_s = 0, decode_low_tok_s = 0, decode_high_tok_s = 0;
   double prefill_tok_s = 0;  // of a prompt of kPromptTokens, nothing of it held
 };
-inline constexpr uint32_t kPromptTokens = 512;
 
 // The share of a token's experts found by a cache of `slots`, which holds the most used; what is read on a guess a
-// moment before it is asked for is not found. Without history (empty, else decayed counts [record]) the most popular
-// share x of a layer's experts is taken to have 1 - (1 - x)^1.5 of its uses: between even routing (exponent 1) and what
-// real text was measured to have (2); see LEARNED.md, 2026-11-30-locality-model. With history: what was counted, layer
-// by layer, drawn to that line while fewer than some tens of tokens were counted.
-double expected_hit_rate(const ModelSpec& model, uint32_t slots, const std::vector<float>& history);
+// moment before it is asked for is not found. Without history (empty, else decayed counts [record]) it is `rehearsed`,
+// what a rehearsal found with so many slots. With history: what was counted, layer by layer, drawn to a distribution
+// of which such a cache finds `rehearsed`, while fewer than some tens of tokens were counted.
+double expected_hit_rate(const ModelSpec& model, uint32_t slots, double rehearsed, const std::vector<float>& history);
 
-Speed predict_speed(const ModelSpec& model, const Plan& plan, const Rates& rates, const std::vector<float>& history);
+Speed predict_speed(const ModelSpec& model, const Plan& plan, const Rates& rates, const Rehearsal& rehearsal,
+                    const std::vector<float>& history);
 
 }  // namespace smoe
