@@ -8,8 +8,8 @@
 namespace smoe {
 namespace {
 
-constexpr double kBand = 0.2;          // either way
-constexpr double kHistoryTokens = 32;  // counted before history and rehearsal weigh the same
+constexpr double kBand = 0.2;           // either way
+constexpr double kHistoryTokens = 256;  // so many counted, and history has half of the weight that it can have
 // Measured on the machine of tests/bench_data/2026-11-30-plan: what a cache finds of what the most used records would
 // give; how many of the reads on a guess are in vain; the engine's own time for each read, in which it computes nothing
 // (submitting it, choosing what gives way); how much of the shorter of reading and computing a prompt shows beside the
@@ -45,37 +45,32 @@ double prompt_seconds(const ModelSpec& model, const Plan& plan, const Rates& r, 
   return std::max(compute, read) + std::min(kMostShown, kShown / room) * std::min(compute, read);
 }
 
-// How often each rank of a layer's experts is used by a token, most used first: what was counted, drawn to the line as
-// long as few tokens were. Of the line, the most used share x of the experts has 1 - (1 - x)^locality of the uses.
-std::vector<double> popularity(const FfnSpec& ffn, double locality, const float* counts) {
-  std::vector<double> by_rank(ffn.experts);
-  double all = 0, before = 0;
-  for (uint32_t e = 0; e < ffn.experts; ++e) all += by_rank[e] = counts[e];
-  std::sort(by_rank.begin(), by_rank.end(), std::greater<>());
-  const double tokens = all / ffn.top_k, weight = tokens / (tokens + kHistoryTokens);
-  for (uint32_t e = 0; e < ffn.experts; ++e) {
-    const double held = 1 - std::pow(1 - (e + 1.0) / ffn.experts, locality), line = held - before;
-    before = held;
-    by_rank[e] = ffn.top_k * (weight * (all > 0 ? by_rank[e] / all : 0) + (1 - weight) * line);
+// What a cache finds that holds the most used records, each layer asking for top_k a token whatever was counted of it.
+double found_of_counts(const ModelSpec& model, uint32_t slots, const std::vector<float>& counts) {
+  std::vector<double> uses(counts.begin(), counts.end());  // by a token
+  double asked = 0;
+  auto at = uses.begin();
+  for (const LayerSpec& layer : model.layers) {
+    if (!layer.ffn.is_moe()) continue;
+    const auto end = at + layer.ffn.experts;
+    const double all = std::accumulate(at, end, 0.0);
+    asked += layer.ffn.top_k;
+    for (; at != end; ++at) *at = layer.ffn.top_k * (all > 0 ? *at / all : 1.0 / layer.ffn.experts);
   }
-  return by_rank;
+  std::nth_element(uses.begin(), uses.begin() + slots, uses.end(), std::greater<>());
+  return kFound * std::accumulate(uses.begin(), uses.begin() + slots, 0.0) / asked;
 }
 
 }  // namespace
 
 double expected_hit_rate(const ModelSpec& model, uint32_t slots, double rehearsed, const std::vector<float>& history) {
   if (history.empty() || slots >= history.size()) return rehearsed;
-  const double part = static_cast<double>(slots) / static_cast<double>(history.size());
-  const double locality = std::log(std::max(1e-3, 1 - rehearsed)) / std::log(1 - part);
-  std::vector<double> all;
-  for (const LayerSpec& layer : model.layers) {
-    if (!layer.ffn.is_moe()) continue;
-    const std::vector<double> of_layer = popularity(layer.ffn, locality, history.data() + all.size());
-    all.insert(all.end(), of_layer.begin(), of_layer.end());
-  }
-  const double asked = std::accumulate(all.begin(), all.end(), 0.0);
-  std::nth_element(all.begin(), all.begin() + slots, all.end(), std::greater<>());
-  return kFound * std::accumulate(all.begin(), all.begin() + slots, 0.0) / asked;
+  double asked = 0;  // by a token
+  for (const LayerSpec& layer : model.layers)
+    if (layer.ffn.is_moe()) asked += layer.ffn.top_k;
+  const double tokens = std::accumulate(history.begin(), history.end(), 0.0) / asked;
+  const double weight = 0.5 * tokens / (tokens + kHistoryTokens);
+  return (1 - weight) * rehearsed + weight * found_of_counts(model, slots, history);
 }
 
 Speed predict_speed(const ModelSpec& model, const Plan& plan, const Rates& rates, const Rehearsal& rehearsal,

@@ -23,10 +23,10 @@ struct Speed {
   double prefill_tok_s = 0;  // of a prompt of kPromptTokens, nothing of it held
 };
 
-// The share of a token's experts found by a cache of `slots`, which holds the most used; what is read on a guess a
-// moment before it is asked for is not found. Without history (empty, else decayed counts [record]) it is `rehearsed`,
-// what a rehearsal found with so many slots. With history: what was counted, layer by layer, drawn to a distribution
-// of which such a cache finds `rehearsed`, while fewer than some tens of tokens were counted.
+// The share of a token's experts found by a cache of `slots`; what is read on a guess a moment before it is asked for
+// is not found. Without history (empty, else decayed counts [record]) it is `rehearsed`, what a rehearsal found with so
+// many slots. With some hundreds of tokens counted it is the mean of that and of what the most used records would give:
+// counts do not know that uses come in clusters, and a rehearsal does not know what people write.
 double expected_hit_rate(const ModelSpec& model, uint32_t slots, double rehearsed, const std::vector<float>& history);
 
 Speed predict_speed(const ModelSpec& model, const Plan& plan, const Rates& rates, const Rehearsal& rehearsal,
