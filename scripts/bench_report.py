@@ -67,7 +67,8 @@ def part_table(part: dict[str, dict[str, list[float]]]) -> list[str]:
 
 
 def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str, list[float]]]) -> list[str]:
-    """The floor of a larger-than-memory part: max(missed bytes / disk, active bytes / memory)."""
+    """The floor of a larger-than-memory part: max(missed bytes / disk, active bytes / memory). Beside it the serial
+    one, of one sequence: what is computed before anybody can know what to read adds up with the reads."""
     routing, model = result.get("routing"), result["model"]
     fraction = part_name.removeprefix("cgroup ")
     if not routing or fraction not in routing:
@@ -76,7 +77,10 @@ def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str
     limit = routing[fraction]
     missed = limit["lru_missed_bytes_per_token"]
     rate = statistics.median(disk)
-    seconds = max(missed / rate if rate else 0.0, model["active_bytes"] / result["memory_read_bytes_s"])
+    reads, memory = missed / rate if rate else 0.0, result["memory_read_bytes_s"]
+    seconds = max(reads, model["active_bytes"] / memory)
+    alone = model["alone_bytes"]
+    serial = alone / memory + max(reads, (model["active_bytes"] - alone) / memory)
     smoe = statistics.median(part["decode_tok_s"]["smoe"])
     return [
         "",
@@ -84,7 +88,10 @@ def floor_lines(result: dict[str, Any], part_name: str, part: dict[str, dict[str
         f"{routing['repeated_share']:.0%} of the experts repeat from the token before. "
         f"Disk beside these runs, whole records: {cell(disk, 1e-9)} GB/s. "
         f"An LRU of {limit['slots']} records (the limit less 400 MB) misses {missed / 1e6:.0f} MB a token here, "
-        f"so the floor is {1 / seconds:.1f} tok/s; smoe makes {smoe * seconds:.2f} of it.",
+        f"so the floor is {1 / seconds:.1f} tok/s; smoe makes {smoe * seconds:.2f} of it. "
+        f"Of one sequence the output head and what comes before the first router, {alone / 1e6:.0f} MB, are read when "
+        "nobody can know which experts will be asked for, so that their time adds up with the disk's: "
+        f"with that the floor is {1 / serial:.1f} tok/s, and smoe makes {smoe * serial:.2f} of it.",
     ]
 
 

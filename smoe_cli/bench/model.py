@@ -18,7 +18,7 @@ def describe_vault(path: Path) -> dict[str, Any]:
     top_k = [layer["ffn"]["top_k"] for layer in arch["layers"] if layer["ffn"]["block"] == "moe"]
     experts = sum(k * size for k, size in zip(top_k, info["record_bytes"], strict=True))
     skipped = {"embed.weight"} if not arch["tied_head"] else set()
-    trunk = sum(tensor_bytes(entry) for name, entry in tensors.items() if name not in skipped)
+    trunk = {name: tensor_bytes(entry) for name, entry in tensors.items() if name not in skipped}
     return {
         "id": manifest["id"],
         "vocab": arch["vocab"],
@@ -30,8 +30,20 @@ def describe_vault(path: Path) -> dict[str, Any]:
         "record_bytes": info["record_bytes"],
         "total_bytes": info["total_bytes"],
         "active_expert_bytes": experts,
-        "active_bytes": experts + trunk,
+        "active_bytes": experts + sum(trunk.values()),
+        "alone_bytes": sum(size for name, size in trunk.items() if alone(name, arch)),
     }
+
+
+def alone(name: str, arch: dict[str, Any]) -> bool:
+    """Whether a trunk tensor is read while it cannot be known which experts will be: the output head, for the next
+    token depends on it, and all up to the first router."""
+    if not name.startswith("layers."):
+        return True
+    mixtures = [i for i, layer in enumerate(arch["layers"]) if layer["ffn"]["block"] == "moe"]
+    _, layer, part = name.split(".", 2)
+    first = mixtures[0] if mixtures else len(arch["layers"])
+    return int(layer) < first or (int(layer) == first and not part.startswith("shared"))
 
 
 def expert_encodings(arch: dict[str, Any]) -> list[str]:

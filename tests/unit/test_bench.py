@@ -94,6 +94,23 @@ def test_described_bytes_are_those_of_one_token(bench_vault: Path) -> None:
     plain = 2 * (6 * 256 + 2 * 256 + 2 * 64) * 2 + 256 * 2  # routers and norms, bf16
     assert model["active_expert_bytes"] == 2 * 2 * model["record_bytes"][0]
     assert model["active_bytes"] == model["active_expert_bytes"] + matrices + head + plain
+    # Under the head and the first attention nobody knows which experts will be asked for.
+    assert model["alone_bytes"] == head + matrices // 2 + (plain - 256 * 2) // 2 + 256 * 2
+
+
+def test_the_serial_floor_adds_what_cannot_overlap() -> None:
+    result = {
+        "routing": {
+            "entropy_bits": 6.0, "uniform_bits": 7.0, "repeated_share": 0.1,
+            "1/2": {"lru_missed_bytes_per_token": 40e6, "slots": 100},
+        },
+        "model": {"active_bytes": 500e6, "alone_bytes": 250e6},
+        "memory_read_bytes_s": 50e9,
+    }  # fmt: skip
+    part = {"read_bytes_s": {"disk": [4e9]}, "decode_tok_s": {"smoe": [50.0]}}
+    said = "".join(bench_report.floor_lines(result, "cgroup 1/2", part))
+    assert "so the floor is 100.0 tok/s; smoe makes 0.50 of it" in said  # 10 ms of disk, 10 of memory
+    assert "250 MB" in said and "the floor is 66.7 tok/s, and smoe makes 0.75 of it" in said  # 5 + 10
 
 
 def test_gguf_holds_the_same_weights(bench_vault: Path) -> None:
