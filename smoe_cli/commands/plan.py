@@ -107,7 +107,7 @@ def plan_vault(path: Path, engine: EngineFlags) -> dict[str, Any]:
 
     try:
         kept = settings.history(path)
-        history = {"history": str(kept)} if kept.is_file() else {}
+        history: dict[str, Any] = {"history": str(kept)} if kept.is_file() else {}
         ids = ids_to_rehearse(path)
         return _core.predict(str(path), PROBE_S, ids, ledger=str(settings.ledger()), **history, **engine.options())
     except _core.CoreError as error:
