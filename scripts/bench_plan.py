@@ -72,7 +72,7 @@ def measure(vault: Path, ring: int, history: Path, options: argparse.Namespace) 
 
 
 def predicted(vault: Path, ring: int, history: Path | None) -> dict[str, Any]:
-    more = {"history": str(history)} if history else {}
+    more: dict[str, Any] = {"history": str(history)} if history else {}
     plan = _core.predict(str(vault), 1.0, ids_to_rehearse(vault), ring=ring, ctx=CTX, **more)
     keep = ("predicted_", "rehearsed_", "read_", "disk_", "memory_", "slots", "total_records", "budget_bytes")
     return {key: value for key, value in plan.items() if key.startswith(keep)}
