@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kWarmSteps = 4, kSteps = 16;
+constexpr uint32_t kWarmSteps = 4, kSteps = 16, kContext = kPromptTokens + kWarmSteps + kSteps;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -39,18 +39,6 @@ double active_bytes(const ModelSpec& model, size_t layer) {
   return ffn.is_moe() ? bytes + ffn.top_k * static_cast<double>(record_layout(ffn, model.hidden).end) : bytes;
 }
 
-// How many of its layers, from the first.
-size_t layers_to_rehearse(const ModelSpec& model, double most_bytes) {
-  bool experts = model.moe_layers() == 0;
-  double bytes = 0;
-  for (size_t n = 0; n < model.layers.size(); ++n) {
-    bytes += active_bytes(model, n);
-    if (n >= 2 && experts && bytes > most_bytes) return n;
-    experts = experts || model.layers[n].ffn.is_moe();
-  }
-  return model.layers.size();
-}
-
 // The vault of a model that ends after so many layers.
 VaultFile first_layers(VaultFile vault, size_t layers) {
   auto& tensors = vault.model.tensors;
@@ -59,6 +47,32 @@ VaultFile first_layers(VaultFile vault, size_t layers) {
   vault.model.layers.resize(layers);
   vault.records.resize(vault.model.moe_layers());
   return vault;
+}
+
+// What a Stage of this model holds in memory.
+uint64_t stage_bytes(const ModelSpec& model, const EngineOptions& options, const Plan& plan) {
+  uint64_t bytes = Trunk::bytes(model) + Scratch::bytes(model, plan.chunk, options.plan.threads) +
+                   KvState::bytes(model, kContext, plan.chunk, options.plan.kv);
+  for (const LayerSpec& layer : model.layers)
+    if (layer.ffn.is_moe()) bytes += StandIns::count(layer.ffn) * record_layout(layer.ffn, model.hidden).length;
+  return bytes;
+}
+
+// How many of its layers, from the first: while a token goes through no more than `most_bytes` of them, and in no more
+// memory than the plan has for the engine, for there may be no more.
+size_t layers_to_rehearse(const VaultFile& vault, const EngineOptions& options, const Plan& plan, double most_bytes) {
+  const ModelSpec& model = vault.model;
+  bool experts = model.moe_layers() == 0;
+  double bytes = 0;
+  for (size_t n = 0; n < model.layers.size(); ++n) {
+    bytes += active_bytes(model, n);
+    const bool enough = n >= 2 && experts;
+    if (enough &&
+        (bytes > most_bytes || stage_bytes(first_layers(vault, n + 1).model, options, plan) > plan.budget_bytes))
+      return n;
+    experts = experts || model.layers[n].ffn.is_moe();
+  }
+  return model.layers.size();
 }
 
 // One conversation over the layers of `vault`.
@@ -73,7 +87,7 @@ class Stage {
     SMOE_ASSIGN(stage->trunk_, Trunk::load(stage->vault_, how));
     SMOE_ASSIGN(stage->cache_, StandIns::load(stage->vault_, how));
     SMOE_ASSIGN(stage->scratch_, Scratch::allocate(model, plan.chunk, p.threads));
-    SMOE_ASSIGN(stage->kv_, KvState::allocate(model, kPromptTokens + kWarmSteps + kSteps, plan.chunk, p.kv));
+    SMOE_ASSIGN(stage->kv_, KvState::allocate(model, kContext, plan.chunk, p.kv));
     stage->pool_ = std::make_unique<ThreadPool>(p.threads);
     const Compute compute{kernels, stage->pool_.get(), p.float_activations, nullptr};
     const uint32_t spec = plan.slots < plan.total_records ? options.spec : 0;
@@ -175,7 +189,7 @@ Result<double> replay(const Mixtures& mixtures, const Plan& plan, const std::str
 }
 
 std::vector<int32_t> ids_to_feed(const std::vector<int32_t>& text, uint32_t vocab) {
-  std::vector<int32_t> ids(2 * kPromptTokens + kWarmSteps + kSteps);
+  std::vector<int32_t> ids(kPromptTokens + kContext);
   std::minstd_rand random(1);
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = text.empty() ? static_cast<int32_t>(random() % vocab) : text[i % text.size()];
@@ -216,7 +230,7 @@ Result<Rehearsal> rehearse(const VaultFile& vault, const EngineOptions& options,
   const auto outside = [&](int32_t id) { return id < 0 || static_cast<uint32_t>(id) >= model.vocab; };
   if (std::any_of(text.begin(), text.end(), outside)) return Status(Code::usage, "an id is outside the vocabulary");
   Rehearsal r;
-  r.layers = static_cast<uint32_t>(layers_to_rehearse(model, most_bytes));
+  r.layers = static_cast<uint32_t>(layers_to_rehearse(whole, options, plan, most_bytes));
   VaultFile part = first_layers(whole, r.layers);
   const Mixtures mixtures(part.model);
   SMOE_ASSIGN(const std::unique_ptr<Stage> stage, Stage::open(std::move(part), options, plan));

@@ -16,8 +16,8 @@
 namespace smoe {
 
 inline constexpr uint32_t kPromptTokens = 512;
-// Layers are rehearsed, from the first, until a token goes through so many bytes of them; two at least, and one with
-// experts. A second or two on two cores.
+// Layers are rehearsed, from the first, until a token goes through so many bytes of them, and in no more memory than
+// the plan's budget; two at least, and one with experts. A second or two on two cores.
 inline constexpr double kRehearsedBytes = 400 << 20;
 
 // Times are of the whole model, in seconds.

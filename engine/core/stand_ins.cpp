@@ -17,6 +17,8 @@ std::vector<uint32_t> experts_of(const VaultFile& vault) {
 
 }  // namespace
 
+uint32_t StandIns::count(const FfnSpec& ffn) { return std::min(ffn.experts, kOfEachChoice * ffn.top_k); }
+
 StandIns::StandIns(const ExpertTable& table) : residency_(table, 1, make_policy(kDefaultPolicy, table).value()) {}
 
 Result<std::unique_ptr<StandIns>> StandIns::load(const VaultFile& vault, const ReaderOptions& how) {
@@ -32,7 +34,7 @@ Status StandIns::read(const VaultFile& vault) {
   for (const LayerSpec& layer : vault.model.layers) {
     if (!layer.ffn.is_moe()) continue;
     const std::vector<ExpertRecord>& stored = vault.records[records_.size()];
-    records_.emplace_back(std::min(layer.ffn.experts, kOfEachChoice * layer.ffn.top_k));
+    records_.emplace_back(count(layer.ffn));
     for (uint32_t i = 0; i < records_.back().size(); ++i) {
       reads.push_back({stored[i].offset, stored[i].length, nullptr, bytes});
       bytes += stored[i].length;

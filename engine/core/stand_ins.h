@@ -14,6 +14,7 @@ namespace smoe {
 
 class StandIns final : public ExpertCache {
  public:
+  static uint32_t count(const FfnSpec& ffn);  // of a layer
   // Reads them. Errors: Code::io, Code::resources.
   static Result<std::unique_ptr<StandIns>> load(const VaultFile& vault, const ReaderOptions& how);
 

@@ -75,6 +75,13 @@ def test_the_first_layers_stand_for_all(vault: Path) -> None:
         assert 0.4 < part[name] / whole[name] < 2.5
 
 
+def test_no_more_is_rehearsed_than_there_is_memory_for(streamed: Path) -> None:
+    """Where the engine just fits, all stand-ins may not."""
+    small, large = (_core.predict(str(streamed), 0.01, ring=ring, ctx=64) for ring in (8, 384))
+    assert 2 <= small["rehearsed_layers"] < large["rehearsed_layers"] == 6
+    assert small["predicted_decode_tok_s"] > 0
+
+
 def test_the_policy_is_rehearsed_too(vault: Path) -> None:
     ids = random_ids(1100, vocab=96)
     assert rehearse(vault, 24, ids, cache_policy="lru")["rehearsed_hit_rate"] == 0  # less than a token asks for
