@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -165,20 +166,23 @@ double experts_of_prompt(const Mixtures& mixtures, uint32_t chunk, const std::ve
   return static_cast<double>(used.size()) / static_cast<double>(mixtures.top_k.size());
 }
 
-// What a cache finds of the routes' last quarter, after all before, token by token. The layers that were rehearsed have
-// their part of the plan's slots.
-Result<double> replay(const Mixtures& mixtures, const Plan& plan, const std::string& policy_name,
+// What a cache of the plan's slots finds of the routes' last quarter, after all before, token by token. A layer that
+// was not rehearsed asks for what one of the second half of those that were asks for: the first ones route more evenly.
+Result<double> replay(const Mixtures& part, const Mixtures& whole, const Plan& plan, const std::string& policy_name,
                       const std::vector<int32_t>& routes) {
-  const ExpertTable table(mixtures.experts);
-  const auto slots = static_cast<uint32_t>(uint64_t{plan.slots} * table.records() / plan.total_records);
+  const size_t rehearsed = part.top_k.size(), half = rehearsed / 2;
+  const ExpertTable table(whole.experts);
   SMOE_ASSIGN(std::unique_ptr<Policy> policy, make_policy(policy_name.empty() ? kDefaultPolicy : policy_name, table));
-  Residency residency(table, std::max(1u, slots), std::move(policy));
+  Residency residency(table, std::max(1u, plan.slots), std::move(policy));
+  const size_t row_size = std::accumulate(part.top_k.begin(), part.top_k.end(), size_t{0});
   double asked = 0, found = 0;
-  auto at = routes.begin();
-  for (uint32_t row = 0; row < kPromptTokens; ++row) {
+  for (size_t row = 0; row < kPromptTokens; ++row) {
     for (uint32_t layer = 0; layer < table.layers(); ++layer) {
-      const std::vector<uint32_t> chosen(at, at + mixtures.top_k[layer]);
-      at += mixtures.top_k[layer];
+      const size_t source = layer < rehearsed ? layer : half + (layer - rehearsed) % (rehearsed - half);
+      const auto at = routes.begin() +
+                      static_cast<ptrdiff_t>(
+                          row * row_size + std::accumulate(part.top_k.begin(), part.top_k.begin() + source, size_t{0}));
+      const std::vector<uint32_t> chosen(at, at + part.top_k[source]);
       const auto& fetch = residency.fetch(layer, chosen.data(), nullptr, chosen.size(), 1);
       if (row < kPromptTokens / 4 * 3) continue;
       found += static_cast<double>(fetch.hits.size());
@@ -241,7 +245,7 @@ Result<Rehearsal> rehearse(const VaultFile& vault, const EngineOptions& options,
   if (mixtures.experts.empty()) return r;
   r.prompt_experts = experts_of_prompt(mixtures, plan.chunk, routes);
   if (plan.slots < plan.total_records) {
-    SMOE_ASSIGN(r.hit_rate, replay(mixtures, plan, options.cache_policy, routes));
+    SMOE_ASSIGN(r.hit_rate, replay(mixtures, Mixtures(model), plan, options.cache_policy, routes));
   }
   return r;
 }

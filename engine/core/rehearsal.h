@@ -3,7 +3,7 @@
 // read for it, and yet its times are those of this model's attention, routers, products and threads on this machine,
 // and its routing is nearly that of the whole model (LEARNED.md, 2026-11-30-rehearsal).
 //
-// Of a large model the first layers are rehearsed, and the others are taken to be like them.
+// Of a large model the first layers are rehearsed, and the others are taken to be like the later of them.
 #pragma once
 
 #include <cstdint>
