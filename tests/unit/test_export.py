@@ -17,6 +17,7 @@ from checkpoints import FakeCheckpoint, config_of, write_tokenizer
 from ggufs import ARCHS, COMPUTED, fake_of, write_gguf
 from test_packed import mlx_folder
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from tokenizers_made import byte_level, llama_like, save, unigram_metaspace
 
 from smoe_cli.convert.export.run import PART, export
@@ -139,6 +140,17 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(tmp_path: Path) -> 
     save(unigram_metaspace(), tmp_path / "src")
     with pytest.raises(UnsupportedError, match="byte fallback"):
         exported(vault_of(tmp_path / "src", tmp_path, "f32"), "gguf", tmp_path / "ours.gguf")
+
+
+def test_a_wordpiece_tokenizer_is_refused(tmp_path: Path) -> None:
+    """No family here has one; llama.cpp's "bert" tokenizer is not written."""
+    words = Tokenizer(WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]"))
+    fake = fake_of("llama", vocab_size=words.get_vocab_size())
+    fake.write(tmp_path / "src")
+    save(words, tmp_path / "src")
+    with pytest.raises(UnsupportedError, match="WordPiece tokenizer is not supported"):
+        exported(vault_of(tmp_path / "src", tmp_path, "f32"), "gguf", tmp_path / "ours.gguf")
+    assert not list(tmp_path.glob("ours*"))
 
 
 @pytest.mark.parametrize("make", [byte_level, llama_like, unigram])

@@ -24,7 +24,7 @@ from smoe_cli.convert.packed.affine import (
 from smoe_cli.convert.packed.floats import join_float8, join_nvfp4
 from smoe_cli.convert.packed.mxfp4 import Mxfp4Tensor
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, to_float32
-from smoe_cli.errors import UnsupportedError
+from smoe_cli.errors import CorruptError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,24 @@ def _pack(tensors: dict[str, SourceTensor], weights: dict[str, Any]) -> None:
         raise UnsupportedError(f"config.json: packed weights of type {weights.get('type')!r} are not supported")
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
         stem = name.removesuffix(".weight_packed")
-        tensors[f"{stem}.weight"] = _packed(tensors, stem, bits, bool(weights.get("symmetric", True)))
+        made = _packed(tensors, stem, bits, bool(weights.get("symmetric", True)))
+        _require_group(weights, made.group, made.shape[-1], f"{stem}.weight_scale")
+        tensors[f"{stem}.weight"] = made
 
 
-def _packed(tensors: dict[str, SourceTensor], stem: str, bits: int, symmetric: bool) -> SourceTensor:
+def _require_group(weights: dict[str, Any], group: int, inputs: int, name: str) -> None:
+    """CorruptError where config.json states other groups of columns than the scales have."""
+    stated = weights.get("group_size")
+    if weights.get("strategy") == "channel" or stated == -1:
+        stated = inputs
+    if isinstance(stated, int) and stated != group:
+        raise CorruptError(
+            f"config.json states groups of {stated} columns, {name} has one scale for {group}",
+            "config.json belongs to another checkpoint; download both again",
+        )
+
+
+def _packed(tensors: dict[str, SourceTensor], stem: str, bits: int, symmetric: bool) -> PackTensor:
     packed, scale = (take(tensors, f"{stem}.{part}", stem) for part in ("weight_packed", "weight_scale"))
     tensors.pop(f"{stem}.weight_shape", None)
     order = tensors.pop(f"{stem}.weight_g_idx", None)
@@ -108,10 +122,17 @@ def _packed(tensors: dict[str, SourceTensor], stem: str, bits: int, symmetric: b
 
 
 def _nvfp4(tensors: dict[str, SourceTensor], weights: dict[str, Any]) -> None:
+    _require_float4(weights, 16)
     join_nvfp4(tensors, "weight_packed", "weight_scale", "weight_global_scale", divides=True)
 
 
+def _require_float4(weights: dict[str, Any], group: int) -> None:
+    whole_number({"num_bits": weights.get("num_bits", 4)}, "num_bits", (4,))
+    whole_number({"group_size": weights.get("group_size") or group}, "group_size", (group,))
+
+
 def _mxfp4(tensors: dict[str, SourceTensor], weights: dict[str, Any]) -> None:
+    _require_float4(weights, 32)
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
         stem = name.removesuffix(".weight_packed")
         codes, scale = take(tensors, name, stem), take(tensors, f"{stem}.weight_scale", stem)
