@@ -11,11 +11,10 @@
 //   RESET   INFO   CANCEL
 //   With tag=NAME (letters, digits, _ - . , at most 32), a key of GEN and SCORE, requests need not wait for one
 //   another. GENs with a tag run together, as many as there are --sessions, each in another session (session= left out
-//   names one, too). They begin in the order they came in, but pass those whose session or tag is still in use; what has
-//   no tag waits for those before it and holds up those behind it, as SCORE does.
-//   `MASK tag=NAME <base64>` and `CANCEL tag=NAME` are for the request of that tag, which is one at a time. Every line
-//   of a tagged request's reply is `@NAME words`, written at once; together, without the @NAME, they are a reply as
-//   below.
+//   names one, too). They begin in the order they came in, but pass those whose session or tag is still in use; what
+//   has no tag waits for those before it and holds up those behind it, as SCORE does. `MASK tag=NAME <base64>` and
+//   `CANCEL tag=NAME` are for the request of that tag, which is one at a time. Every line of a tagged request's reply
+//   is `@NAME words`, written at once; together, without the @NAME, they are a reply as below.
 //
 // Replies, in the order of the requests: words separated by white space, each written out at once, a newline at the
 // end.

@@ -1,5 +1,5 @@
-// A source's rows into their place in a vault: to float32, encoded, measured and packed, sixteen rows at a time, so that
-// nothing in between leaves the processor's cache.
+// A source's rows into their place in a vault: to float32, encoded, measured and packed, sixteen rows at a time, so
+// that nothing in between leaves the processor's cache.
 #pragma once
 
 #include <cstdint>

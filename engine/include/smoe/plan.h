@@ -49,7 +49,7 @@ struct PlanOptions {
 struct Plan {
   uint64_t trunk_bytes = 0, state_bytes = 0, scratch_bytes = 0, process_bytes = 0;
   uint64_t recurrent_bytes = 0;  // of state_bytes what does not grow with the window
-  uint64_t record_bytes = 0;  // the slot: the largest record
+  uint64_t record_bytes = 0;     // the slot: the largest record
   uint64_t min_expert_cache_bytes = 0, floor_bytes = 0, working_set_bytes = 0;
   uint64_t recommended_bytes = 0, all_experts_bytes = 0, all_resident_bytes = 0;
   uint64_t physical_ram_bytes = 0, usable_ram_bytes = 0, reserved_bytes = 0, ceiling_bytes = 0;
@@ -66,7 +66,8 @@ struct Plan {
 // The model as the engine will run it: with --experts-per-token, fewer experts a token, never more.
 ModelSpec as_run(ModelSpec model, const PlanOptions& options);
 
-// Errors: Code::usage (budget and ring together, ctx 0, more experts a token than the model's own), Code::resources (budget under the floor, floor over usable).
+// Errors: Code::usage (budget and ring together, ctx 0, more experts a token than the model's own), Code::resources
+// (budget under the floor, floor over usable).
 Result<Plan> make_plan(const ModelSpec& model, const MachineMemory& machine, const PlanOptions& options);
 
 // The plan of an engine that starts here and now: make_plan on this machine, after `options` has been filled in where
