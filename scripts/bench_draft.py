@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What guessing at tokens from the conversation is worth: with and without, alternating, on prompts that ask for text
-that is already there (editing code, summarising) and on one that does not.
+"""What guessing at tokens from the conversation is worth: without and with, in turns, on prompts that ask for text that
+is already there (editing code, summarising) and on one that does not.
 
-    scripts/bench_draft.py --model demo --rounds 5 --draft ngram:8 [--budget 2G]
+    scripts/bench_draft.py --model demo --rounds 5 --draft ngram:8,auto [--ring 240] [--temperature 0.6]
 
-For each prompt: tokens a second with and without, the ratio, tokens a step, and expert bytes read a token. Both must
-say the same, or the script fails.
+For each prompt and way to guess: tokens a second without and with, the ratio, tokens a step, and expert bytes read a
+token. All must say the same, or the script fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,60 +48,65 @@ def prompt_ids(model: ChatModel, text: str) -> list[int]:
     return list(model.template.render([{"role": "user", "content": text}]).ids)
 
 
-def run(engine: Any, ids: list[int], count: int, eos: list[int]) -> tuple[list[int], dict[str, Any], float]:
+def run(engine: Any, ids: list[int], eos: list[int], options: argparse.Namespace) -> tuple[list[int], dict[str, Any]]:
     engine.reset()
-    start = time.perf_counter()
-    out, outcome = engine.generate(ids, count, temperature=0.0, stop_ids=eos)
-    seconds = time.perf_counter() - start - outcome["prefill_ms"] / 1e3
-    return list(out), outcome, len(out) / seconds
+    out, outcome = engine.generate(ids, options.tokens, temperature=options.temperature, stop_ids=eos)
+    return list(out), {**outcome, "tok_s": len(out) / outcome["decode_ms"] * 1e3}
 
 
-def measure(model: ChatModel, options: argparse.Namespace, name: str) -> dict[str, Any]:
-    common: dict[str, Any] = {"ctx": 2048} | ({"budget": sizes.parse(options.budget)} if options.budget else {})
-    engines = {
-        "plain": _core.Engine(str(model.vault), **common),
-        "draft": _core.Engine(str(model.vault), **common, draft=options.draft),
-    }
+def measure(model: ChatModel, engines: dict[str, Any], options: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     ids = prompt_ids(model, PROMPTS[name])
-    speeds: dict[str, list[float]] = {arm: [] for arm in engines}
     said: dict[str, list[int]] = {}
-    outcomes: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, list[dict[str, Any]]] = {way: [] for way in engines}
     for round_ in range(options.rounds + 1):  # the first one warms up
-        order = list(engines) if round_ % 2 else list(reversed(engines))
-        for arm in order:
-            said[arm], outcomes[arm], speed = run(engines[arm], ids, options.tokens, model.template.turn_end_ids)
-            speeds[arm] += [speed] if round_ else []
-    if said["plain"] != said["draft"]:
-        sys.exit(f"error: {name}: the two did not say the same")
-    drafted = outcomes["draft"]
-    steps = len(said["draft"]) - drafted["accepted_tokens"]
-    medians = {arm: statistics.median(values) for arm, values in speeds.items()}
+        for way in engines if round_ % 2 else reversed(engines):
+            said[way], outcome = run(engines[way], ids, model.template.turn_end_ids, options)
+            outcomes[way] += [outcome] if round_ else []
+    if any(tokens != said["off"] for tokens in said.values()):
+        sys.exit(f"error: {name}: they did not say the same")
+    return [row(name, way, len(said[way]), outcomes["off"], outcomes[way]) for way in engines if way != "off"]
+
+
+def row(name: str, way: str, tokens: int, plain: list[dict[str, Any]], guessed: list[dict[str, Any]]) -> dict[str, Any]:
+    def middle(outcomes: list[dict[str, Any]], key: str) -> float:
+        return float(statistics.median(outcome[key] for outcome in outcomes))
+
+    ratios = [g["tok_s"] / p["tok_s"] for g, p in zip(guessed, plain, strict=True)]
     return {
         "prompt": name,
-        "tokens": len(said["plain"]),
-        "plain_tok_s": medians["plain"],
-        "draft_tok_s": medians["draft"],
-        "ratio": medians["draft"] / medians["plain"],
-        "tokens_per_step": len(said["draft"]) / max(steps, 1),
-        "drafted": drafted["drafted_tokens"],
-        "accepted": drafted["accepted_tokens"],
-        "plain_bytes_per_token": outcomes["plain"]["read_bytes"] / len(said["plain"]),
-        "draft_bytes_per_token": drafted["read_bytes"] / len(said["draft"]),
+        "draft": way,
+        "tokens": tokens,
+        "plain_tok_s": middle(plain, "tok_s"),
+        "draft_tok_s": middle(guessed, "tok_s"),
+        "ratio": statistics.median(ratios),
+        "ratio_spread": [min(ratios), max(ratios)],
+        "tokens_per_step": tokens / max(tokens - middle(guessed, "accepted_tokens"), 1),
+        "drafted": middle(guessed, "drafted_tokens"),
+        "accepted": middle(guessed, "accepted_tokens"),
+        "plain_bytes_per_token": middle(plain, "read_bytes") / tokens,
+        "draft_bytes_per_token": middle(guessed, "read_bytes") / tokens,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="With and without drafting, side by side.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a vault's id or path")
     parser.add_argument("--vault-dir", type=Path)
-    parser.add_argument("--draft", default="ngram:8")
+    parser.add_argument("--draft", default="ngram:8,auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--budget")
+    parser.add_argument("--ring", type=int, help="so many experts in memory")
     options = parser.parse_args()
     model = open_model(options.model, options.vault_dir)
+    flags: dict[str, Any] = {"ctx": 2048}
+    flags |= {"budget": sizes.parse(options.budget)} if options.budget else {}
+    flags |= {"ring": options.ring} if options.ring else {}
+    engines = {way: _core.Engine(str(model.vault), **flags, draft=way) for way in ["off", *options.draft.split(",")]}
     for name in PROMPTS:
-        print(json.dumps(measure(model, options, name)), flush=True)
+        for one in measure(model, engines, options, name):
+            print(json.dumps(one), flush=True)
 
 
 if __name__ == "__main__":

@@ -92,8 +92,7 @@ void Batcher::plan_turns() {
 void Batcher::plan_tokens(size_t* room) {
   const auto decodes = [](const auto& s) { return !s->ended() && !s->prefilling() && !s->waits_for_mask(); };
   const auto decoding = static_cast<size_t>(std::count_if(running_.begin(), running_.end(), decodes));
-  const size_t guess =
-      decoding == 0 ? 0 : std::min<size_t>(limits_.draft, std::max<size_t>(limits_.step / decoding, 1) - 1);
+  const size_t guess = guess_for(decoding);
   size_t served = 0;
   for (; served < running_.size() && *room > 0; ++served) {
     Sequence& sequence = *running_[served];
@@ -102,6 +101,13 @@ void Batcher::plan_tokens(size_t* room) {
     *room -= turns_.back().part.rows;
   }
   std::rotate(running_.begin(), running_.begin() + static_cast<ptrdiff_t>(served % running_.size()), running_.end());
+}
+
+// Tokens for each of the sequences that decode.
+size_t Batcher::guess_for(size_t decoding) const {
+  if (decoding == 0) return 0;
+  if (limits_.draft_where_it_wins && (running_.size() > 1 || !judge_.allows())) return 0;
+  return std::min<size_t>(limits_.draft, std::max<size_t>(limits_.step / decoding, 1) - 1);
 }
 
 // What is left of the chunk is shared evenly; what a short prompt leaves over goes to the longer ones.
@@ -122,10 +128,15 @@ void Batcher::advance() {
   size_t rows = 0;
   for (const Turn& turn : turns_) rows += turn.part.rows;
   pool_.use(choice_.threads(rows));
+  const Sequence& first = *turns_[0].sequence;
+  const bool decodes_alone = turns_.size() == 1 && !first.prefilling();
+  const uint32_t so_far = first.generated();
   const auto began = std::chrono::steady_clock::now();
   const Status status = compute(turns_);
   status.is_ok() ? draw(turns_) : compute_apart();
-  choice_.took(rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  choice_.took(rows, seconds);
+  if (decodes_alone) judge_.took(rows, first.generated() - so_far, seconds);
 }
 
 Status Batcher::compute(std::span<const Turn> turns) try {

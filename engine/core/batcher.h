@@ -16,10 +16,12 @@ namespace smoe {
 
 class Batcher {
  public:
-  // Rows of a pass: at most, and without a prompt; tokens to guess at for one sequence; threads that a CPU quota never
-  // stops.
+  // Rows of a pass: at most, and without a prompt; tokens to guess at for one sequence, and whether only
+  // where that is faster; threads that a CPU quota never stops.
   struct Limits {
-    uint32_t chunk = 0, step = 0, draft = 0, whole_threads = 1;
+    uint32_t chunk = 0, step = 0, draft = 0;
+    bool draft_where_it_wins = false;
+    uint32_t whole_threads = 1;
   };
   // References outlive the object. `prepare` is called with the rows of each pass before it.
   Batcher(Forward& forward, const ExpertCache& cache, const ModelSpec& model, ThreadPool& pool, const Limits& limits,
@@ -43,6 +45,7 @@ class Batcher {
   // Whose turn it is in this pass, and with what.
   void plan_turns();
   void plan_tokens(size_t* room);
+  size_t guess_for(size_t decoding) const;
   void plan_prompts(size_t room);
   void advance();
   Status compute(std::span<const Turn> turns);
@@ -69,6 +72,7 @@ class Batcher {
   ThreadPool& pool_;
   const Limits limits_;
   ThreadChoice choice_;
+  DraftJudge judge_;
   const std::function<void(size_t)> prepare_;
   std::vector<std::unique_ptr<Sequence>> running_;
   std::vector<Turn> turns_;

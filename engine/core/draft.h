@@ -8,6 +8,7 @@
 
 namespace smoe {
 
+inline constexpr uint32_t kAutoDraft = 8;  // --draft auto
 inline constexpr uint32_t kMaxDraft = 15;  // with the token before, the rows of logits that are held at once
 
 class NgramDraft {
@@ -28,6 +29,25 @@ class NgramDraft {
   uint32_t most_, length_;
   uint32_t pause_ = 0, next_pause_ = 1;
   std::vector<int32_t> guess_;
+};
+
+// Whether guesses are worth their time, which differs by model, by text and by where the experts are: what the tokens
+// of a pass with a guess would have taken one by one, against what it took. Where guesses lose, a pause that doubles.
+// Of passes that one sequence has for itself.
+class DraftJudge {
+ public:
+  bool allows() const { return passes_alone_ >= kKnown && pause_ == 0; }
+  // A pass of so many rows, the guess among them, gave so many tokens.
+  void took(size_t rows, size_t tokens, double seconds);
+
+ private:
+  static constexpr uint32_t kKnown = 2, kFirstPause = 32, kLongestPause = 1024;
+  static constexpr double kWeight = 1.0 / 8;  // of the latest pass
+  static constexpr double kEnough = 1.0 / 4;  // tokens a pass won or lost on average, that decide
+
+  double one_s_ = 0;    // of a pass without a guess
+  double balance_ = 0;  // tokens won by a pass with one
+  uint32_t passes_alone_ = 0, pause_ = 0, next_pause_ = kFirstPause;
 };
 
 }  // namespace smoe

@@ -121,7 +121,7 @@ Status EngineImpl::set_up(const Log& log) {
     rope.scale = rope.long_scale;
   }
   for (const std::string& warning : plan_.warnings) log("warning: " + warning);
-  if (options_.draft != 0 && plan_.recurrent_bytes != 0)
+  if (options_.draft != 0 && !options_.draft_where_it_wins && plan_.recurrent_bytes != 0)
     log("warning: --draft guesses nothing with this model: its recurrent layers cannot take a wrong guess back");
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_, reads_of(options_)));
@@ -146,7 +146,8 @@ Status EngineImpl::set_up(const Log& log) {
   upkeep_ =
       std::make_unique<Upkeep>(*cache_, plan_, Upkeep::Config{options_.history, fingerprint, "", options_.warm}, log);
   forward_ = std::make_unique<Forward>(vault_.model, trunk_, *cache_, scratch_.workspace(), compute, options_.spec);
-  const Batcher::Limits limits{plan_.chunk, scratch_.own_rows(), options_.draft, whole_threads};
+  const Batcher::Limits limits{plan_.chunk, scratch_.own_rows(), options_.draft, options_.draft_where_it_wins,
+                               whole_threads};
   batcher_ =
       std::make_unique<Batcher>(*forward_, *cache_, vault_.model, *pool_, limits, [this](size_t n) { fit_scratch(n); });
   return Status::ok();

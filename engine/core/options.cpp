@@ -71,7 +71,9 @@ bool set_activations(Text text, Launch* l) {
 }
 
 bool set_draft(Text text, Launch* l) {
+  l->engine.draft_where_it_wins = text == "auto";
   if (text == "off") return l->engine.draft = 0, true;
+  if (text == "auto") return l->engine.draft = kAutoDraft, true;
   if (!text.starts_with("ngram:")) return false;
   return number(text.substr(6), 1u, kMaxDraft, &l->engine.draft);
 }
@@ -132,7 +134,8 @@ constexpr Flag kFlags[] = {
      [](Text v, Launch* l) { return number(v, 1u, ~0u, &l->engine.plan.experts_per_token); }},
     {"--spec", "N", "experts a layer to read ahead on a guess; default 1, 0 = off",
      [](Text v, Launch* l) { return number(v, 0u, 1024u, &l->engine.spec); }},
-    {"--draft", "ngram:N|off", "guess up to N tokens, at most 15, from the conversation; verified", set_draft},
+    {"--draft", "ngram:N|auto|off",
+     "guess up to N tokens, at most 15, from the conversation; verified. auto: while it is faster", set_draft},
     {"--temperature", "F", "below 1e-4: greedy; default 0.6",
      [](Text v, Launch* l) { return optional_number(v, 0.0f, FLT_MAX, &l->temperature); }},
     {"--top-p", "F", "1 = off; default 0.95",

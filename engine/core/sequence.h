@@ -36,6 +36,7 @@ class Sequence {
            uint32_t cached, uint32_t draft, const Buckets& so_far);
 
   bool prefilling() const { return prompt_at_ < prompt_end_; }
+  uint32_t generated() const { return counters_.generated_tokens; }
   size_t prompt_left() const { return prompt_end_ - prompt_at_; }
   // The next rows of the prompt, at least one; or the last token, and after it a guess of at most `guess`. Valid until
   // computed().

@@ -79,6 +79,8 @@ def engine_spec(request: ChatRequest, model: ChatModel) -> EngineSpec:
     if measured or notice:
         console.say(notice or f"notice: settings from {profile.path_for(model.vault).name}")
     flags = profile.apply(flags, measured)
+    if flags.draft is None and flags.trace is None:  # a trace is of tokens that were asked for one by one
+        flags = replace(flags, draft="auto")
     exempt = model.tokenizer.exempt_ids(model.eos_ids)
     return EngineSpec(model.vault, flags, exempt, settings.ledger(), settings.history(model.vault))
 

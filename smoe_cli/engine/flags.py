@@ -27,7 +27,7 @@ class EngineFlags:
     kv: str | None = None
     experts_per_token: int | None = None
     sessions: int | None = None
-    draft: str | None = None  # "ngram:N", or "off"
+    draft: str | None = None  # "ngram:N", "auto" or "off"
     instrument: bool = False
 
     def argv(self) -> list[str]:

@@ -1,4 +1,6 @@
 // Guesses from the conversation: what is proposed, and how long after good and bad ones.
+#include <algorithm>
+
 #include "check.h"
 #include "core/draft.h"
 
@@ -49,6 +51,39 @@ TEST(draft_longer_after_good_guesses_and_a_pause_after_bad_ones) {
   draft.settle(0);
   for (size_t i = 0; i < 64; ++i) CHECK(propose(draft, text).empty());  // no longer than that
   CHECK_EQ(propose(draft, text).size(), size_t{1});
+}
+
+TEST(draft_judge_waits_until_it_knows_what_a_token_takes) {
+  DraftJudge judge;
+  CHECK(!judge.allows());
+  judge.took(4, 4, 1.0);  // nothing to compare with
+  judge.took(1, 1, 1.0);
+  CHECK(!judge.allows());
+  judge.took(1, 1, 1.0);
+  CHECK(judge.allows());
+}
+
+TEST(draft_judge_allows_what_saves_time_and_pauses_what_costs) {
+  DraftJudge judge;
+  for (int i = 0; i < 4; ++i) judge.took(1, 1, 1.0);
+  for (int i = 0; i < 100; ++i) judge.took(4, 3, 2.0);  // three tokens in the time of two
+  CHECK(judge.allows());
+  for (int i = 0; i < 8; ++i) judge.took(4, 1, 1.1);  // wrong now and then, for nearly nothing
+  CHECK(judge.allows());
+  int lost = 0;
+  for (int pause = 32; pause <= 2048; pause *= 2) {
+    for (lost = 0; judge.allows() && lost < 100; ++lost) judge.took(4, 2, 3.5);  // as from a disk
+    CHECK(lost < 20);
+    int passes = 0;
+    for (; !judge.allows() && passes < 5000; ++passes) judge.took(1, 1, 1.0);
+    CHECK_EQ(passes, std::min(pause, 1024));
+  }
+  CHECK(lost <= 2);  // after a pause it is soon found out
+  for (int i = 0; i < 20; ++i) judge.took(4, 4, 2.0);
+  for (lost = 0; judge.allows() && lost < 100; ++lost) judge.took(4, 1, 3.0);
+  int passes = 0;
+  for (; !judge.allows() && passes < 5000; ++passes) judge.took(1, 1, 1.0);
+  CHECK_EQ(passes, 32);  // it had won meanwhile
 }
 
 }  // namespace

@@ -57,6 +57,27 @@ def test_same_tokens_with_and_without(vault: Path, isa: str, ring: int, sampling
         assert outcome["accepted_tokens"] > 40
 
 
+@pytest.mark.parametrize("ring", [0, 6])
+def test_guessing_while_it_is_faster_says_the_same(vault: Path, ring: int) -> None:
+    """What the clock decides changes no token; it begins when it knows what a token takes without a guess."""
+    e = engine(vault, ring=ring, draft="auto")
+    for sampling in (GREEDY, SAMPLED):
+        plain, _ = generate(engine(vault, ring=ring), REPEATING, 120, **sampling)
+        guessed, outcome = generate(e, REPEATING, 120, **sampling)
+        assert guessed == plain
+        assert outcome["drafted_tokens"] > 0 or sampling is SAMPLED
+        e.reset()
+    assert generate(engine(vault, draft="auto"), REPEATING, 3, **GREEDY)[1]["drafted_tokens"] == 0
+
+
+def test_only_a_sequence_that_runs_alone_guesses_by_itself(vault: Path) -> None:
+    e = engine(vault, draft="auto", sessions=2)
+    running = [e.start(REPEATING, 60, session=name, **GREEDY) for name in "ab"]
+    while not all(one.ended for one in running):
+        e.step()
+    assert [one.outcome["drafted_tokens"] for one in running] == [0, 0]
+
+
 def test_same_log_probabilities(vault: Path) -> None:
     _, plain = generate(engine(vault), REPEATING, 60, **GREEDY, logprobs=3)
     _, drafted = generate(engine(vault, draft=DRAFT), REPEATING, 60, **GREEDY, logprobs=3)

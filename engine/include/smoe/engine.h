@@ -32,6 +32,7 @@ struct EngineOptions {
   std::string trace;                    // file to write the routing trace to (experts/trace.h); "" = none
   uint32_t spec = 1;                    // records read on a guess, per layer of a token; 0 = none
   uint32_t draft = 0;                   // tokens to guess at from the conversation and verify together; 0 = off
+  bool draft_where_it_wins = false;     // only for a sequence that runs alone, and while guesses save time
   std::string ledger;                   // file in which engines tell each other what memory they take; "" = none
   bool watch_columns = false;           // count what the matrices are multiplied with, for column_sums()
   std::vector<int32_t> penalty_exempt;  // ids the repetition penalty leaves alone, passed by the launcher
