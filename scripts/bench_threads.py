@@ -2,7 +2,8 @@
 """What threads are worth: 1, 2, .. of them and what an engine takes by itself, alone on the machine, beside a process
 that keeps one core busy, and within CPU quotas, with all experts in memory and streaming.
 
-    scripts/bench_threads.py --vault FILE.smoe [--ring 512] [--threads 1,2] [--places alone,busy,1.0,1.5] [--json]
+    scripts/bench_threads.py --vault FILE.smoe [--ring 512] [--kinds resident,streaming] [--threads 1,2]
+        [--places alone,busy,1.0,1.5] [--json]
 
 Each engine is a process of its own, started where it is measured; they take turns, and one that is not asked sleeps. A
 turn is a prompt of fixed random ids and seeded sampling after it; the first ones are not counted. Beside a busy core
@@ -153,9 +154,10 @@ def measure_at(where: str, flags: dict[str, Any], options: argparse.Namespace) -
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    kinds: dict[str, dict[str, Any]] = {"resident": {}, f"ring {options.ring}": {"ring": options.ring}}
+    known: dict[str, dict[str, Any]] = {"resident": {}, "streaming": {"ring": options.ring}}
     rows = []
-    for kind, flags in kinds.items():
+    for kind in options.kinds.split(","):
+        flags = known[kind]
         for where in options.places.split(","):
             turns, default = measure_at(where, flags, options)
             rows.append(row(where, kind, default, turns))
@@ -192,6 +194,7 @@ def main() -> None:
     parser.add_argument(
         "--ring", type=int, default=512, help="experts in memory of the streaming engines (%(default)s)"
     )
+    parser.add_argument("--kinds", default="resident,streaming")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--places", default="alone,busy,1.0,1.5")
     parser.add_argument("--rounds", type=int, default=5)
