@@ -140,6 +140,7 @@ ThreadPool::~ThreadPool() {
 uint32_t ThreadPool::size() const { return static_cast<uint32_t>(impl_->threads.size()) + 1; }
 
 void ThreadPool::use(uint32_t threads) {
+  if (impl_->active.load(std::memory_order_relaxed) == threads) return;  // do not wake those that sleep for every pass
   impl_->active.store(threads);
   impl_->active.notify_all();
 }

@@ -134,26 +134,28 @@ class Guarded:
     async def _limited(self, headers: Headers, receive: Receive) -> Receive:
         """The body as one message, read in time and not too large; then whatever comes next."""
         size = headers.get("content-length", "")
+        too_large = size.isdecimal() and int(size) > self._rules.body_bytes
+        if too_large and headers.get("expect", "").lower() == "100-continue":
+            raise self._too_large()  # it sends nothing before it is told to
         body = bytearray()
         try:
             async with asyncio.timeout(self._rules.body_s):
-                if size.isdecimal() and int(size) > self._rules.body_bytes:
-                    await self._discard(receive)
-                    raise self._too_large()
-                while True:
+                while not too_large:
                     message = await receive()
                     if message["type"] != "http.request":
                         return _replay(message, receive)
                     body += message.get("body", b"")
-                    more = message.get("more_body")
-                    if len(body) > self._rules.body_bytes:
-                        if more:
-                            await self._discard(receive)
-                        raise self._too_large()
-                    if not more:
+                    too_large = len(body) > self._rules.body_bytes
+                    if not message.get("more_body"):
                         break
+                else:
+                    body.clear()  # many may be at it
+                    await self._discard(receive)
         except TimeoutError:
-            raise Refused(408, f"the body did not come within {self._rules.body_s:.0f} s") from None
+            if not too_large:
+                raise Refused(408, f"the body did not come within {self._rules.body_s:.0f} s") from None
+        if too_large:
+            raise self._too_large()
         return _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
 
     async def _discard(self, receive: Receive) -> None:
