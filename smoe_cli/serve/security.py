@@ -91,6 +91,8 @@ class Guarded:
             scope = self._check_type(headers, scope)
             receive = await self._limited(headers, receive)
         except Refused as refused:
+            if _waits_to_be_told(headers):
+                send = _with_headers(send, [(b"connection", b"close")])  # or what it sends next is taken for the body
             await self._refuse(scope["path"], refused)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -135,8 +137,8 @@ class Guarded:
         """The body as one message, read in time and not too large; then whatever comes next."""
         size = headers.get("content-length", "")
         too_large = size.isdecimal() and int(size) > self._rules.body_bytes
-        if too_large and headers.get("expect", "").lower() == "100-continue":
-            raise self._too_large()  # it sends nothing before it is told to
+        if too_large and _waits_to_be_told(headers):
+            raise self._too_large()
         body = bytearray()
         try:
             async with asyncio.timeout(self._rules.body_s):
@@ -170,6 +172,11 @@ class Guarded:
 
     def _too_large(self) -> Refused:
         return Refused(413, f"the body is larger than {self._rules.body_bytes} bytes", code="request_too_large")
+
+
+def _waits_to_be_told(headers: Headers) -> bool:
+    """Whether the client sends its body only once it is told to (RFC 9110, 10.1.1)."""
+    return headers.get("expect", "").lower() == "100-continue"
 
 
 def host_name(host: str) -> str:
@@ -220,6 +227,10 @@ def _with_cors(send: Send, origin: str) -> Send:
         (b"vary", b"origin"),
     ]
 
+    return _with_headers(send, extra)
+
+
+def _with_headers(send: Send, extra: list[tuple[bytes, bytes]]) -> Send:
     async def wrapped(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), *extra]}

@@ -1,9 +1,12 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -89,6 +92,33 @@ TEST(threads_as_many_as_are_used) {
     CHECK(workers() <= threads);
   }
   CHECK_EQ(pool.size(), 3u);
+}
+
+// How often the process's threads, this one aside, have gone to sleep.
+uint64_t times_slept() {
+  uint64_t all = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == std::to_string(getpid())) continue;
+    std::ifstream status(task.path() / "status");
+    for (std::string word; status >> word;) {
+      uint64_t count = 0;
+      if (word == "voluntary_ctxt_switches:" && status >> count) all += count;
+    }
+  }
+  return all;
+}
+
+TEST(threads_that_are_not_used_sleep_on) {
+  ThreadPool pool(3);
+  pool.use(2);
+  pool.run(2, [](size_t, size_t) {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const uint64_t before = times_slept();
+  for (int pass = 0; pass < 500; ++pass) {
+    pool.use(2);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  CHECK(times_slept() < before + 50);
 }
 
 TEST(threads_choice_keeps_what_is_faster) {
