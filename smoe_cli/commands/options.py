@@ -77,7 +77,9 @@ _ENGINE: dict[str, Any] = {
         _option("--experts-per-token", min=1, help="Fewer experts a token than the model's own: faster, worse."),
     ],
     "sessions": Annotated[int | None, _option("--sessions", min=1, help="Conversations kept in memory.")],
-    "draft": Annotated[str | None, _option("--draft", help="ngram:N guesses up to N tokens at once; auto: while faster; off.")],
+    "draft": Annotated[
+        str | None, _option("--draft", help="ngram:N guesses up to N tokens at once; auto: while faster; off.")
+    ],
     "instrument": Annotated[bool, _option("--instrument", help="Print where the time went, a request, on stderr.")],
 }
 
