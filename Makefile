@@ -51,7 +51,8 @@ check: setup $(STAMP)-test  ## types, style, formatting
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
 
-check-full: check  ## everything: slow tests, sanitizers, fuzzers
+check-full: check  ## everything: slow tests, sanitizers, fuzzers, the Arm build (an hour and more)
+	$(INSTALL) '.[build,demo,test,full]'
 	$(BIN)/python -m pytest -m "not arm"
 	VENV=$(VENV) scripts/sanitize.sh
 	VENV=$(VENV) scripts/check_arm.sh
