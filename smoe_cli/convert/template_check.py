@@ -93,17 +93,17 @@ def untrained_tokens(tokens: dict[int, str], vocab: int, rows: Rows) -> list[str
     return [tokens[int(token)] for token, norm in zip(ids, norms, strict=True) if norm < UNTRAINED * median]
 
 
-def load_tokenizer(tokenizer_json: str) -> Any:
+def load_tokenizer(tokenizer_json: bytes) -> Any:
     """A ``tokenizers.Tokenizer``; CorruptError if that library does not read it."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises plain Exception
+        return Tokenizer.from_str(tokenizer_json.decode())
+    except Exception as error:  # the library raises plain Exception; or it is no UTF-8
         raise CorruptError(f"tokenizer.json cannot be read: {error}", "download it again") from error
 
 
-def check_template(template: str, special: dict[str, str], tokenizer_json: str, vocab: int, rows: Rows) -> list[str]:
+def check_template(template: str, special: dict[str, str], tokenizer_json: bytes, vocab: int, rows: Rows) -> list[str]:
     """Notices; CorruptError where the template does not fit the tokenizer or the model, naming markers or tokens."""
     tokenizer = load_tokenizer(tokenizer_json)
     rendered = render_samples(template, special)
@@ -129,7 +129,7 @@ def check_template(template: str, special: dict[str, str], tokenizer_json: str, 
     return []
 
 
-def fits(template: Path, tokenizer_json: str) -> bool:
+def fits(template: Path, tokenizer_json: bytes) -> bool:
     """Whether a stand-in template's markers are single tokens here."""
     tokenizer = load_tokenizer(tokenizer_json)
     rendered = render_samples(template.read_text("utf-8"), {})

@@ -83,7 +83,7 @@ def check(files: TokenizerFiles, vocab: int, rows: Rows) -> None:
     if files.template is not None and MAIN in files.contents:
         settings = json.loads(files.contents.get(SETTINGS, b"{}"))
         special = {key: text for key in SPECIAL if (text := content_of(settings.get(key)))}
-        files.notices += check_template(files.template, special, files.contents[MAIN].decode(), vocab, rows)
+        files.notices += check_template(files.template, special, files.contents[MAIN], vocab, rows)
 
 
 def _build_main(folder: Path, files: TokenizerFiles) -> None:
@@ -120,7 +120,7 @@ def _template(
         stated = named.get("default")
     if isinstance(stated, str) and stated.strip():
         return stated
-    if default is not None and MAIN in files.contents and fits(default, files.contents[MAIN].decode()):
+    if default is not None and MAIN in files.contents and fits(default, files.contents[MAIN]):
         files.notices.append(f"the checkpoint ships no chat template: {default.name} is used")
         return default.read_text("utf-8")
     if MAIN in files.contents:

@@ -140,6 +140,15 @@ def test_a_tokenizer_that_is_not_json(tmp_path: Path) -> None:
         files_of(folder)
 
 
+def test_a_tokenizer_that_is_not_utf8_where_the_family_s_own_template_is_tried_on_it(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    write_tokenizer(folder, template=None)
+    whole = (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").write_bytes(whole.replace(b"<|im_end|>", b"<|im\xffend|>", 1))
+    with pytest.raises(CorruptError, match=r"tokenizer\.json cannot be read"):
+        files_of(folder, TEMPLATES / "chatml.jinja")
+
+
 # -- the template (C17) -----------------------------------------------------------------------------------------------
 
 
