@@ -8,7 +8,8 @@ Before anything is timed the logits of both are compared on a short prompt. Then
 
   ram     everything resident: prefill of each of --prompts, decode
   long    everything resident, one conversation that grows to each of --contexts: decode there, the programs in turns of
-          eight tokens. A context is filled once: 16,384 tokens take three programs some minutes, 4,096 half a one
+          eight tokens. A context is filled once: 16,384 tokens take three programs some minutes, 4,096 half a one.
+          llama.cpp takes a quarter of an hour for 32,768: with --llama-fill 512 it computes 512 and copies the rest
   cgroup  a memory cgroup of 1/2 and 1/4 of the GGUF, caches dropped, a fresh process each round: first token of a cold
           process, first token of a warm one, decode; bytes read per token. llama.cpp maps the file, with the block
           device's own read-ahead and with 128 KiB, its best. Needs root; without it the part is skipped, loudly.
@@ -139,7 +140,7 @@ class Bench:
         ctx = ("--ctx", str(window))
         programs: list[Program] = [self.ours(ctx=window)]
         if not self.options.without_llama:
-            programs.append(self.peer("llama.cpp", *ctx))
+            programs.append(self.peer("llama.cpp", *ctx, "--fill-copies", str(self.options.llama_fill)))
         if self.options.ik_python:
             programs.append(self.ik("ik_llama.cpp", *ctx))
         text, kept = self.ids(window, 700), 0
@@ -152,7 +153,8 @@ class Bench:
             for context in self.options.contexts:
                 for program in programs:
                     ms = program.prefill(text[:context], kept)
-                    self.sample("long", program.name, f"added_to_{context}_tok_s", (context - kept) / ms * 1e3, 0)
+                    if program.name != "llama.cpp" or not self.options.llama_fill:
+                        self.sample("long", program.name, f"added_to_{context}_tok_s", (context - kept) / ms * 1e3, 0)
                     say(f"long {program.name}: {context} tokens")
                 self._decode_in_turns(programs, text[context : context + WARM])
                 kept = context + WARM
@@ -288,6 +290,12 @@ def parse_options() -> argparse.Namespace:
         "--without-llama",
         action="store_true",
         help="in RAM: it takes longest to fill a context, and a large model fits only so often",
+    )
+    parser.add_argument(
+        "--llama-fill",
+        type=int,
+        default=0,
+        help="of the part long: llama.cpp computes so many tokens of a context; keys and values of the rest are copies",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

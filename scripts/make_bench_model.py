@@ -151,9 +151,10 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder to make")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--geometry", choices=list(GEOMETRIES), default="qwen3-30b-a3b")
+    parser.add_argument("--vocab", type=int, help="rows of embedding and head: 25,323 of 8 layers weigh what 48 have")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    globals().update(GEOMETRIES[options.geometry])
+    globals().update(GEOMETRIES[options.geometry] | ({"VOCAB": options.vocab} if options.vocab else {}))
     if options.out.exists():
         print(f"error: {options.out} exists\n  remove it, or write somewhere else", file=sys.stderr)
         return 2

@@ -32,6 +32,7 @@ import numpy as np
 LOG_LEVEL_ERROR = 4
 GGML_TYPE_F32, FLASH_ATTENTION_OFF = 0, 0
 BATCH = 512  # tokens a call of llama_decode takes
+TEXT, COPY = 0, 1  # sequences of the context: what is asked for, and what is on its way to become more of it
 
 
 LOG_CALLBACK_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -62,6 +63,21 @@ class Upstream:
     def clear(self, context: Any) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(context), True)
 
+    def copy(self, context: Any, count: int, at: int) -> None:
+        """The keys and values of the first ``count`` positions once more, as those of positions from ``at`` on."""
+        api, memory = self.api, self.api.llama_get_memory(context)
+        api.llama_memory_seq_cp(memory, TEXT, COPY, 0, count)
+        size = api.llama_state_seq_get_size(context, COPY)
+        state = (ctypes.c_uint8 * size)()
+        if api.llama_state_seq_get_data(context, state, size, COPY) != size:
+            sys.exit("error: llama.cpp does not give its keys and values")
+        api.llama_memory_seq_rm(memory, COPY, -1, -1)
+        if api.llama_state_seq_set_data(context, state, size, COPY) != size:
+            sys.exit("error: llama.cpp does not take keys and values of its own")
+        api.llama_memory_seq_add(memory, COPY, -1, -1, at)
+        api.llama_memory_seq_cp(memory, COPY, TEXT, -1, -1)
+        api.llama_memory_seq_rm(memory, COPY, -1, -1)
+
     def system(self) -> str:
         return str(self.api.llama_print_system_info().decode())
 
@@ -83,6 +99,9 @@ class Ik:
 
     def clear(self, context: Any) -> None:
         self.api.llama_kv_cache_clear(context)
+
+    def copy(self, context: Any, count: int, at: int) -> None:
+        sys.exit("error: --fill-copies is not made for ik_llama.cpp, which fills a context in its time")
 
     def system(self) -> str:
         return str(self.library.llama_print_system_info().decode())
@@ -109,6 +128,8 @@ class Peer:
         context.n_ctx = options.ctx
         context.n_batch = context.n_ubatch = BATCH
         context.n_threads = context.n_threads_batch = options.threads
+        if options.fill_copies:
+            context.n_seq_max, context.kv_unified = 2, True
         if options.exact:
             context.type_k = context.type_v = GGML_TYPE_F32
             context.flash_attn_type = FLASH_ATTENTION_OFF
@@ -142,6 +163,20 @@ class Peer:
         self.position += len(ids)
         return ms, int(np.argmax(np.ctypeslib.as_array(logits, (self.vocab,))))
 
+    def copied(self, ids: list[int]) -> list[int]:
+        """What is left to compute of ``ids`` once all but the last are there as copies of the first positions."""
+        known = self.options.fill_copies
+        if not known or len(ids) <= known:
+            return ids
+        if not self.position:
+            for i in range(0, min(known, len(ids)), BATCH):
+                self.run(ids[i : min(i + BATCH, known)])
+            ids = ids[known:]
+        while len(ids) > known:
+            self.library.copy(self.context, known, self.position)
+            self.position, ids = self.position + known, ids[known:]
+        return ids
+
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         op = request["op"]
         if op == "prefill":
@@ -149,7 +184,8 @@ class Peer:
                 sys.exit(f"error: {self.position} tokens are there, not {request['keep']}")
             if not request["keep"]:
                 self.clear()
-            parts = [self.run(request["ids"][i : i + BATCH]) for i in range(0, len(request["ids"]), BATCH)]
+            ids = self.copied(request["ids"])
+            parts = [self.run(ids[i : i + BATCH]) for i in range(0, len(ids), BATCH)]
             return {"ms": sum(ms for ms, _ in parts), "top": parts[-1][1]}
         if op == "decode":
             steps = [self.run([token]) for token in request["ids"]]
@@ -187,6 +223,13 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=1024)
     parser.add_argument("--mmap", action="store_true", help="map the file; otherwise the library's own choice")
     parser.add_argument("--no-repack", action="store_true", help="use the weights as they lie in the file")
+    parser.add_argument(
+        "--fill-copies",
+        type=int,
+        default=0,
+        help="llama.cpp: of a long prompt compute so many tokens and the rest below that; keys and values between are "
+        "copies, which take as long to attend to",
+    )
     parser.add_argument("--exact", action="store_true", help="keys and values in float32: to compare, not to time")
     options = parser.parse_args()
     print(json.dumps({"base_rss_bytes": base_rss_bytes()}), flush=True)
