@@ -3,8 +3,7 @@
 template <int N>
 struct Weighted : Values<N> {  // and sums over them
   V sum_w, sum_wx, low, high, lowest;
-  void load(const FitInput& in) {
-    Values<N>::load(in);
+  void sum_up() {
     sum_w = sum_wx = V{};
     low = high = this->x[0];
     for (int k = 0; k < N; ++k) {
@@ -41,6 +40,13 @@ struct Try {
   V inverse, trial_scale, edge, error;
 };
 
+template <bool Absolute>
+inline void add_error(const V& difference, const V& w, V* sum) {
+  V size;
+  magnitude(difference, &size);
+  *sum += w * (Absolute ? size : difference * difference);
+}
+
 struct LevelSums {
   V wl, wl2, wlx;
   inline void add(const V& level, const V& x, const V& w) {
@@ -51,66 +57,25 @@ struct LevelSums {
   }
 };
 
-template <int N, int G, bool Low, bool High>
-inline void sum_near(const Weighted<N>* in, const AffineSearch& search, Try<N>* at, LevelSums* sums) {
-  const float most = static_cast<float>(search.most);
-  LevelSums found[G] = {};
-  V turned[G], low[G];
-  for (int g = 0; g < G; ++g) {
-    turned[g] = -at[g].inverse;
-    low[g] = at[g].low;
-  }
+// The levels of one group of sub-blocks and the sums over them; with Errors, beside them the errors of another group's
+// levels. A sum waits for the one before it: only both together fill the processor.
+template <int N, bool Low, bool High, bool Errors, bool Absolute>
+inline void sum_near(const Weighted<N>& in, float most, Try<N>* at, LevelSums* sums, const Weighted<N>& other_in,
+                     Try<N>* other) {
+  const V turned = -at->inverse, low = at->low;
+  const V scale = other->trial_scale, edge = other->edge;
+  LevelSums found = {};
+  V error = {};
 #pragma GCC unroll 4
   for (int k = 0; k < N; ++k) {
-    for (int g = 0; g < G; ++g) {
-      round_near<Low, High>(turned[g] * (low[g] - in[g].x[k]), 0.0f, most, &at[g].level[k]);
-    }
+    V level;
+    round_near<Low, High>(turned * (low - in.x[k]), 0.0f, most, &level);
+    at->level[k] = level;
+    found.add(level, in.x[k], in.w[k]);
+    if (Errors) add_error<Absolute>(scale * other->level[k] + edge - other_in.x[k], other_in.w[k], &error);
   }
-#pragma GCC unroll 4
-  for (int k = 0; k < N; ++k) {
-    for (int g = 0; g < G; ++g) found[g].add(at[g].level[k], in[g].x[k], in[g].w[k]);
-  }
-  for (int g = 0; g < G; ++g) sums[g] = found[g];
-}
-
-// The levels of G groups of sub-blocks side by side, so that the sums of one fill the latency of the other's. The
-// places of all values lie between those of the lowest and the highest, which say what need not be clamped.
-template <int N, int G>
-inline void sum_levels(const Weighted<N>* in, const AffineSearch& search, Try<N>* at, LevelSums* sums) {
-  const float end = static_cast<float>(search.most) + 0.5f;
-  W within = ~W{}, above = ~W{}, near = ~W{};
-  V first[G], last[G];
-  for (int g = 0; g < G; ++g) {
-    first[g] = at[g].inverse * (in[g].lowest - at[g].low);
-    last[g] = at[g].inverse * (in[g].high - at[g].low);
-    within &= (first[g] >= -0.5f) & (last[g] < end);
-  }
-  if (all(within)) return sum_near<N, G, false, false>(in, search, at, sums);
-  for (int g = 0; g < G; ++g) {
-    above &= (first[g] >= -0.5f) & (last[g] < kReach);
-    near &= (first[g] > -kReach) & (first[g] < kReach) & (last[g] > -kReach) & (last[g] < kReach);
-  }
-  if (all(above)) return sum_near<N, G, false, true>(in, search, at, sums);
-  if (all(near)) return sum_near<N, G, true, true>(in, search, at, sums);
-  for (int g = 0; g < G; ++g) {
-    levels_at(in[g], search, at[g].inverse, at[g].low, search.clamped, at[g].level);
-    sums[g] = LevelSums{};
-    for (int k = 0; k < N; ++k) sums[g].add(at[g].level[k], in[g].x[k], in[g].w[k]);
-  }
-}
-
-// Weighted least squares for given levels; lanes that have no solution get no number, and so no better error.
-template <int N>
-inline void solve(const Weighted<N>& in, const LevelSums& sums, Try<N>* at) {
-  const V determinant = in.sum_w * sums.wl2 - sums.wl * sums.wl;
-  const V over = determinant > 0 ? determinant : V{} + std::numeric_limits<float>::quiet_NaN();
-  const V edge = (sums.wl2 * in.sum_wx - sums.wl * sums.wlx) / over;
-  at->trial_scale = (in.sum_w * sums.wlx - in.sum_wx * sums.wl) / over;
-  at->edge = edge;
-  const W positive = edge > 0;
-  if (!any(positive)) return;
-  at->trial_scale = positive ? sums.wlx / sums.wl2 : at->trial_scale;
-  at->edge = positive ? V{} : edge;
+  *sums = found;
+  if (Errors) other->error = error;
 }
 
 template <int N, int G, bool Absolute>
@@ -123,13 +88,42 @@ inline void weighted_errors(const Weighted<N>* in, Try<N>* at) {
 #pragma GCC unroll 4
   for (int k = 0; k < N; ++k) {
     for (int g = 0; g < G; ++g) {
-      V size;
-      const V difference = scale[g] * at[g].level[k] + edge[g] - in[g].x[k];
-      magnitude(difference, &size);
-      sum[g] += in[g].w[k] * (Absolute ? size : difference * difference);
+      add_error<Absolute>(scale[g] * at[g].level[k] + edge[g] - in[g].x[k], in[g].w[k], &sum[g]);
     }
   }
   for (int g = 0; g < G; ++g) at[g].error = sum[g];
+}
+
+// The places of all values lie between those of the lowest and the highest, which say what need not be clamped.
+template <int N, bool Errors, bool Absolute>
+inline void sum_levels(const Weighted<N>& in, const AffineSearch& search, Try<N>* at, LevelSums* sums,
+                       const Weighted<N>& other_in, Try<N>* other) {
+  const float most = static_cast<float>(search.most);
+  const V first = at->inverse * (in.lowest - at->low), last = at->inverse * (in.high - at->low);
+  if (all_within(first, -0.5f, last, most + 0.5f))
+    return sum_near<N, false, false, Errors, Absolute>(in, most, at, sums, other_in, other);
+  if (all_within(first, -0.5f, last, kReach))
+    return sum_near<N, false, true, Errors, Absolute>(in, most, at, sums, other_in, other);
+  if (within_reach(first, last)) return sum_near<N, true, true, Errors, Absolute>(in, most, at, sums, other_in, other);
+  levels_at(in, search, at->inverse, at->low, search.clamped, at->level);
+  LevelSums found = {};
+  for (int k = 0; k < N; ++k) found.add(at->level[k], in.x[k], in.w[k]);
+  *sums = found;
+  if (Errors) weighted_errors<N, 1, Absolute>(&other_in, other);
+}
+
+// Weighted least squares for given levels; lanes that have no solution get no number, and so no better error.
+template <int N>
+inline void solve(const Weighted<N>& in, const LevelSums& sums, Try<N>* at) {
+  const V determinant = in.sum_w * sums.wl2 - sums.wl * sums.wl;
+  const V over = determinant > 0 ? determinant : V{} + std::numeric_limits<float>::quiet_NaN();
+  const V edge = (sums.wl2 * in.sum_wx - sums.wl * sums.wlx) / over;
+  at->trial_scale = (in.sum_w * sums.wlx - in.sum_wx * sums.wl) / over;
+  at->edge = edge;
+  if (!any_above(edge, 0.0f)) return;
+  const W positive = edge > 0;
+  at->trial_scale = positive ? sums.wlx / sums.wl2 : at->trial_scale;
+  at->edge = positive ? V{} : edge;
 }
 
 template <int N>
@@ -137,17 +131,23 @@ inline void start(const Weighted<N>& in, const AffineSearch& search, Try<N>* at)
   at->low = at->best_low = at->edge = in.low;
   at->best_inverse = static_cast<float>(search.most) / (in.high - in.low);
   at->scale = at->trial_scale = 1.0f / at->best_inverse;
-  levels_at(in, search, at->best_inverse, in.low, false, at->level);
+  const V first = at->best_inverse * (in.lowest - in.low), last = at->best_inverse * (in.high - in.low);
+  if (!all_within(first, -0.5f, last, static_cast<float>(search.most) + 0.5f))
+    return levels_at(in, search, at->best_inverse, in.low, false, at->level);
+  for (int k = 0; k < N; ++k) round_here(at->best_inverse * (in.x[k] - in.low), &at->level[k]);
 }
 
-template <int N>
+// With Levels, what gives the best ones again is kept too.
+template <int N, bool Levels>
 inline void keep_better(Try<N>* at) {
   const W better = at->error < at->best;
   at->best = better ? at->error : at->best;
   at->scale = better ? at->trial_scale : at->scale;
-  at->best_inverse = better ? at->inverse : at->best_inverse;
-  at->best_low = better ? at->low : at->best_low;
-  at->tried |= better;
+  if (Levels) {
+    at->best_inverse = better ? at->inverse : at->best_inverse;
+    at->best_low = better ? at->low : at->best_low;
+    at->tried |= better;
+  }
   at->low = better ? at->edge : at->low;
 }
 
@@ -167,50 +167,65 @@ inline void store(const Weighted<N>& in, const AffineSearch& search, bool levels
   std::memcpy(fit->min + first, &min, sizeof(min));
 }
 
-// A try has two halves: levels with the scale and edge that fit them best, and whether those err less.
-template <int N, int G>
-inline void propose(const Weighted<N>* in, const AffineSearch& search, int t, Try<N>* at) {
-  // The range is the current one: a better fit moves its lower edge.
+// The inverse scale of try t. The range is the current one: a better fit moves its lower edge.
+template <int N>
+inline void aim(const Weighted<N>& in, const AffineSearch& search, int t, Try<N>* at) {
   const float wanted = search.first + search.step * static_cast<float>(t) + static_cast<float>(search.most);
-  for (int g = 0; g < G; ++g) at[g].inverse = wanted / (in[g].high - at[g].low);
-  LevelSums sums[G];
-  sum_levels<N, G>(in, search, at, sums);
-  for (int g = 0; g < G; ++g) solve(in[g], sums[g], &at[g]);
+  at->inverse = wanted / (in.high - at->low);
 }
 
-template <int N, int G, bool Absolute>
-inline void decide(const Weighted<N>* in, Try<N>* at) {
-  weighted_errors<N, G, Absolute>(in, at);
-  for (int g = 0; g < G; ++g) keep_better(&at[g]);
-}
-
-// Of two sets of G groups one computes while the other waits for its sums, quotients and comparisons.
-template <int N, int G, int Sets, bool Absolute>
+// A try has two halves: levels with the scale and edge that fit them best, and whether those err less. While one group
+// is in its first half another is in its second, and those between wait for quotients and comparisons.
+template <int N, int Groups, bool Absolute, bool Levels>
 void affine(const FitInput& input, const AffineSearch& search, uint32_t first, AffineFit* fit) {
-  Weighted<N> in[Sets * G];
-  Try<N> at[Sets * G];
-  for (uint32_t g = 0; g < Sets * G; ++g) {
-    in[g].load(from(input, first + kLanes * g));
+  constexpr int kBehind = Groups / 2;  // groups between the two halves
+  Weighted<N> in[Groups];
+  Try<N> at[Groups];
+  load_groups<N, Groups>(from(input, first), in);
+  for (int g = 0; g < Groups; ++g) {
+    in[g].sum_up();
     start(in[g], search, &at[g]);
   }
-  for (int set = 0; set < Sets; ++set) weighted_errors<N, G, Absolute>(in + G * set, at + G * set);
-  for (int g = 0; g < Sets * G; ++g) at[g].best = at[g].error;
-  propose<N, G>(in, search, 0, at);
-  for (int t = 0; t <= search.tries; ++t) {
-    if (Sets == 2) propose<N, G>(in + (Sets - 1) * G, search, t, at + (Sets - 1) * G);
-    decide<N, G, Absolute>(in, at);
-    if (Sets == 2) decide<N, G, Absolute>(in + (Sets - 1) * G, at + (Sets - 1) * G);
-    if (t < search.tries) propose<N, G>(in, search, t + 1, at);
+  weighted_errors<N, Groups, Absolute>(in, at);
+  for (int g = 0; g < Groups; ++g) {
+    at[g].best = at[g].error;
+    aim(in[g], search, 0, &at[g]);
   }
-  for (uint32_t g = 0; g < Sets * G; ++g) store(in[g], search, input.levels, first + kLanes * g, &at[g], fit);
+  LevelSums sums;
+  for (int t = 0; t <= search.tries; ++t) {
+    for (int g = 0; g < Groups; ++g) {
+      const int other = (g + kBehind) % Groups;
+      if (Groups == 1 || (t == 0 && g < kBehind)) {
+        sum_levels<N, false, Absolute>(in[g], search, &at[g], &sums, in[other], &at[other]);
+        solve(in[g], sums, &at[g]);
+        if (Groups > 1) continue;
+        weighted_errors<N, 1, Absolute>(in, at);
+      } else {
+        sum_levels<N, true, Absolute>(in[g], search, &at[g], &sums, in[other], &at[other]);
+        solve(in[g], sums, &at[g]);
+      }
+      keep_better<N, Levels>(&at[other]);
+      aim(in[other], search, g < kBehind ? t : t + 1, &at[other]);
+    }
+  }
+  if constexpr (kBehind > 0) {
+    weighted_errors<N, kBehind, Absolute>(in + Groups - kBehind, at + Groups - kBehind);
+    for (int g = Groups - kBehind; g < Groups; ++g) keep_better<N, Levels>(&at[g]);
+  }
+  for (uint32_t g = 0; g < Groups; ++g) store(in[g], search, Levels, first + kLanes * g, &at[g], fit);
+}
+
+template <int N, bool Absolute, bool Levels>
+void affine_all(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
+  uint32_t s = 0;
+  for (; s + 4 * kLanes <= in.subs; s += 4 * kLanes) affine<N, 4, Absolute, Levels>(in, search, s, fit);
+  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, Absolute, Levels>(in, search, s, fit);
+  for (; s < in.subs; s += kLanes) affine<N, 1, Absolute, Levels>(in, search, s, fit);
 }
 
 template <int N, bool Absolute>
 void affine_all(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
-  uint32_t s = 0;
-  for (; s + 4 * kLanes <= in.subs; s += 4 * kLanes) affine<N, 2, 2, Absolute>(in, search, s, fit);
-  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, 1, Absolute>(in, search, s, fit);
-  for (; s < in.subs; s += kLanes) affine<N, 1, 1, Absolute>(in, search, s, fit);
+  in.levels ? affine_all<N, Absolute, true>(in, search, fit) : affine_all<N, Absolute, false>(in, search, fit);
 }
 
 void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {

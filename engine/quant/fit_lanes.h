@@ -9,21 +9,33 @@ inline FitInput from(const FitInput& in, uint32_t s) {
   return {in.n, in.x + in.n * s, in.w == nullptr ? nullptr : in.w + in.n * s, kLanes, in.levels};
 }
 
+// The values and weights of G groups of sub-blocks, whose sums of squares wait for themselves side by side.
+template <int N, int G, class Group>
+inline void load_groups(const FitInput& in, Group* out) {
+  for (int g = 0; g < G; ++g) {
+    const FitInput part = from(in, kLanes * static_cast<uint32_t>(g));
+    transpose(part.x, out[g].x);
+    if (part.w != nullptr) transpose(part.w, out[g].w);
+  }
+  if (in.w != nullptr) return;
+  V mean[G] = {};
+  for (int k = 0; k < N; ++k) {
+    for (int g = 0; g < G; ++g) mean[g] += out[g].x[k] * out[g].x[k];
+  }
+  for (int g = 0; g < G; ++g) {
+    mean[g] /= static_cast<float>(N);
+    square_root(&mean[g]);
+    for (int k = 0; k < N; ++k) {
+      magnitude(out[g].x[k], &out[g].w[k]);
+      out[g].w[k] += mean[g];
+    }
+  }
+}
+
 template <int N>
 struct Values {  // the values and their weights
   V x[N], w[N];
-  void load(const FitInput& in) {
-    transpose(in.x, x);
-    if (in.w != nullptr) return transpose(in.w, w);
-    V mean = {};
-    for (int k = 0; k < N; ++k) mean += x[k] * x[k];
-    mean /= static_cast<float>(N);
-    square_root(&mean);
-    for (int k = 0; k < N; ++k) {
-      magnitude(x[k], &w[k]);
-      w[k] = mean + w[k];
-    }
-  }
+  void load(const FitInput& in) { load_groups<N, 1>(in, this); }
 };
 
 // Largest magnitude and the first value that has it.

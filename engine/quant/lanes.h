@@ -71,7 +71,12 @@ inline void round_level(const V& x, int32_t low, int32_t high, W* level) {  // r
 }
 
 inline void to_float(const W& level, V* out) { *out = __builtin_convertvector(level, V); }
-inline void magnitude(const V& x, V* out) { *out = x < 0 ? -x : x; }
+inline void magnitude(const V& x, V* out) {
+  W bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits &= 0x7fffffff;
+  std::memcpy(out, &bits, sizeof(bits));
+}
 inline void square_root(V* x) {
 #if SMOE_FIT_LANES == 16
   *x = (V)_mm512_sqrt_ps((__m512)*x);
@@ -94,6 +99,21 @@ inline bool any(const W& mask) {
 #endif
 }
 inline bool all(const W& mask) { return !any(~mask); }
+inline bool all_within(const V& a, float low, const V& b, float high) {  // a from low on, b below high
+#if SMOE_FIT_LANES == 16
+  const __mmask16 from = _mm512_cmp_ps_mask((__m512)a, _mm512_set1_ps(low), _CMP_GE_OQ);
+  return _mm512_mask_cmp_ps_mask(from, (__m512)b, _mm512_set1_ps(high), _CMP_LT_OQ) == 0xffff;
+#else
+  return all((a >= low) & (b < high));
+#endif
+}
+inline bool any_above(const V& a, float low) {
+#if SMOE_FIT_LANES == 16
+  return _mm512_cmp_ps_mask((__m512)a, _mm512_set1_ps(low), _CMP_GT_OQ) != 0;
+#else
+  return any(a > low);
+#endif
+}
 inline bool within_reach(const V& a, const V& b) {
   return !any(~((a < kReach) & (a > -kReach) & (b < kReach) & (b > -kReach)));
 }
