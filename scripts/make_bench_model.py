@@ -3,7 +3,8 @@
 
     scripts/make_bench_model.py checkpoints/bench --layers 8
 
-The geometry is that of Qwen3-30B-A3B, or with --geometry gpt-oss-20b few large experts: 32 of 2880, top-4.
+The geometry is that of Qwen3-30B-A3B, or with --geometry gpt-oss-20b few large experts (32 of 2880, top-4), or
+granite-3b-a800m many small layers (32 of 40 experts of 512, top-8, with --layers 32).
 Eight layers of the first are 5.6 G parameters, 11 GB in bf16, about one minute. The embedding is 64 times larger than
 the other weights' usual size, so that the residual stream is the token's own and routing is near uniform over random
 ids: with plain random weights three quarters of the experts repeat from the token before, and every cache looks better
@@ -36,6 +37,10 @@ GEOMETRIES: dict[str, dict[str, int]] = {
     "gpt-oss-20b": {
         "HIDDEN": 2880, "VOCAB": 32_768, "HEADS": 64, "KV_HEADS": 8, "HEAD_DIM": 64,
         "EXPERTS": 32, "TOP_K": 4, "WIDTH": 2880,
+    },
+    "granite-3b-a800m": {
+        "HIDDEN": 1536, "VOCAB": 49_155, "HEADS": 24, "KV_HEADS": 8, "HEAD_DIM": 64,
+        "EXPERTS": 40, "TOP_K": 8, "WIDTH": 512,
     },
 }  # fmt: skip
 STD = 0.02
