@@ -52,7 +52,7 @@ size_t reads_ahead(size_t rows) { return rows < kPromptRows ? 1 + rows / 8 : 4 +
 }  // namespace
 
 void read_ahead(const Compute& c, const Ahead& ahead, ExpertCache& cache, Workspace& ws) {
-  if (ahead.most == 0 || cache.residency().holds_all_of(ahead.moe_layer) || !guess(c, ahead, ws)) return;
+  if (ahead.most == 0 || !cache.takes_guesses(ahead.moe_layer) || !guess(c, ahead, ws)) return;
   const size_t distinct = rank(*ahead.spec, ahead.rows, ws);
   cache.prefetch(ahead.moe_layer, ws.ahead_experts, distinct,
                  static_cast<uint32_t>(ahead.most * reads_ahead(ahead.rows)));

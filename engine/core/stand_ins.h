@@ -22,13 +22,13 @@ class StandIns final : public ExpertCache {
                uint32_t tokens) override;
   Result<bool> next(std::vector<ExpertRef>* out) override;
   void end() override { asked_.clear(); }
-  // What asks routers ahead finds that nothing is resident, and asks.
   const Residency& residency() const override { return residency_; }
   const Reader& reader() const override { return *reader_; }
 
   // Nothing is read, nothing gives way.
   void release(const ExpertRef&) override {}
   bool load(uint32_t, uint32_t, bool) override { return false; }
+  bool takes_guesses(uint32_t) const override { return true; }  // routers are asked ahead as where experts are read
   void prefetch(uint32_t, const uint32_t*, size_t, uint32_t) override {}
   uint32_t settle(bool) override { return 0; }
   void resize(uint32_t) override {}

@@ -90,6 +90,9 @@ class ExpertCache {
   // open fetch has reads to start, or `depth` reads are in flight. A read that fails leaves the record out, without an
   // error.
   virtual bool load(uint32_t moe_layer, uint32_t expert, bool may_evict) = 0;
+  // Whether a guess of this layer may be made: something of it is not resident, and guesses have come true lately.
+  // Asking routers in vain takes 3% of a small model's token.
+  virtual bool takes_guesses(uint32_t moe_layer) const = 0;
   // Guesses what a later layer will ask for, likeliest first: `most` of those not resident are loaded, with may_evict,
   // as soon as the disk has nothing else to do. Replaces what was guessed before and not yet begun; unknown ones are
   // ignored.

@@ -65,6 +65,9 @@ class SlotCache : public ExpertCache {
   void release(const ExpertRef& ref) override;
   void end() override;
   bool load(uint32_t moe_layer, uint32_t expert, bool may_evict) override;
+  bool takes_guesses(uint32_t moe_layer) const override {
+    return judge_.allows() && !residency_.holds_all_of(moe_layer);
+  }
   void prefetch(uint32_t moe_layer, const uint32_t* experts, size_t count, uint32_t most) override;
   uint32_t settle(bool wait) override;
   void resize(uint32_t slots) override;

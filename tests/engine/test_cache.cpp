@@ -397,7 +397,9 @@ TEST(cache_stops_guessing_where_guesses_are_wrong) {
     REQUIRE(bench.fetch(1, {4 + i % 4}));
   }
   CHECK(bench.cache->stats().guessed >= 64 && bench.cache->stats().guessed < 100);
+  CHECK(!bench.cache->takes_guesses(1));  // so that no router is asked for one
   for (uint32_t i = 0; i < 2000; ++i) REQUIRE(bench.fetch(0, {i % 4}));
+  CHECK(bench.cache->takes_guesses(1));
   const uint64_t before = bench.cache->stats().guessed;
   for (uint32_t i = 0; i < 100; ++i) {  // tried again, and right now
     prefetch(bench, 1, {i % 8}, 1);
