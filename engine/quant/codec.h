@@ -2,6 +2,7 @@
 // engine/quant and engine/kernels.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "quant/quant.h"
@@ -71,7 +72,10 @@ void importance_weights(const float* x, const float* importance, float mean_squa
 // Round half to even for |x| < 2^22 by adding and subtracting 1.5 * 2^23; outside (a quotient by a denormal) the bits
 // that this gives, -2^22 for an infinity and 0 for a NaN, are part of the byte identity with the ecosystem's
 // quantisers.
-int32_t round_even(float x);
+inline int32_t round_even(float x) {
+  const float shifted = x + 12582912.0f;
+  return static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) & 0x7fffff) - 0x400000;
+}
 
 // Truncation as the reference's conversion to an 8-bit integer: 0 where x is not finite.
 uint8_t truncate_level(float x, int32_t most);
@@ -79,8 +83,11 @@ uint8_t truncate_level(float x, int32_t most);
 // The scale of MXFP4: 2^(e - 128), also where that is subnormal.
 float power_of_two(uint8_t e);
 
-uint16_t load_u16(const uint8_t* p);
-void store_u16(uint8_t* p, uint16_t v);
+inline uint16_t load_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | (p[1] << 8)); }
+inline void store_u16(uint8_t* p, uint16_t v) {
+  p[0] = static_cast<uint8_t>(v);
+  p[1] = static_cast<uint8_t>(v >> 8);
+}
 
 // 32 levels in halves: byte j is q[j] & 15 | (q[j + 16] & 15) << 4.
 void put_nibbles(const uint8_t* level, uint8_t* bytes);

@@ -40,16 +40,4 @@ uint16_t f32_to_bf16(float f) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-int32_t round_even(float x) {
-  const float shifted = x + 12582912.0f;
-  return static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) & 0x7fffff) - 0x400000;
-}
-
-uint16_t load_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | (p[1] << 8)); }
-
-void store_u16(uint8_t* p, uint16_t v) {
-  p[0] = static_cast<uint8_t>(v);
-  p[1] = static_cast<uint8_t>(v >> 8);
-}
-
 }  // namespace smoe
