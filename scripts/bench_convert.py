@@ -40,7 +40,7 @@ from smoe_cli import _core
 
 ALIGNMENT, PIECE = 4096, 16 << 20
 AHEAD = 1  # shards that are filled before the one that is read
-KEEP_FREE = 15 * 10**9
+KEEP_FREE = 4 * 10**9  # of the disk, whatever is filled
 PUNCH_KEEP_SIZE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -51,7 +51,7 @@ class TerminalUi:
 
 def _rates(result: dict[str, Any]) -> str:
     disk = result["disk_read_bytes_s"]
-    beside = f" (its disk reads {disk / 1e6:.0f} MB/s)" if disk else ""
+    beside = f" (its disk gave {disk / 1e6:.0f} MB/s while it was asked)" if disk else ""
     return f"{result['source_bytes_s'] / 1e6:.0f} MB/s of source{beside}"
 
 

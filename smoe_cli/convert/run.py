@@ -25,13 +25,14 @@ from smoe_cli.convert.checkpoint import Checkpoint
 from smoe_cli.convert.encodings import SOURCE, choose_roles, default_quant
 from smoe_cli.convert.manifest import build_manifest
 from smoe_cli.convert.plan import Plan, make_plan
+from smoe_cli.convert.safetensors import FileReader
 from smoe_cli.convert.sources import model_name, open_source
 from smoe_cli.convert.ui import Ui
 from smoe_cli.convert.write import VaultWrite, discard
 from smoe_cli.errors import ResourceError, SmoeError, UsageError
 from smoe_cli.families.arch import arch_json
 
-PROBE_LEAST_BYTES, PROBE_READ_BYTES = 256 << 20, 4 << 20
+RATE_LEAST_BYTES = 256 << 20  # of large reads that say something of the disk
 HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
 TEMPLATES = settings.chat_templates()
 
@@ -159,7 +160,7 @@ def _convert(job: Job, ui: Ui) -> dict[str, Any]:
     rates = {
         "seconds": round(seconds, 3),
         "source_bytes_s": round(result.pop("read_bytes") / seconds),
-        "disk_read_bytes_s": _disk_read_bytes_s(checkpoint.files),
+        "disk_read_bytes_s": _disk_read_bytes_s(checkpoint.reader),
     }
     return report(job) | {"unchanged": False} | result | rates
 
@@ -214,15 +215,9 @@ def _jobs(options: Options) -> int:
     return options.jobs or _core.usable_threads()
 
 
-def _disk_read_bytes_s(files: list[Path]) -> int | None:
-    """What the source's disk gives to large reads, to set beside the conversion's rate; None for a small source."""
-    largest = max(files, key=lambda path: path.stat().st_size)
-    if largest.stat().st_size < PROBE_LEAST_BYTES:
-        return None
-    try:
-        return int(_core.probe_disk(str(largest), PROBE_READ_BYTES, 0.3)["read_bytes_s"])
-    except _core.CoreError:
-        return None  # a figure for the report only
+def _disk_read_bytes_s(reader: FileReader) -> int | None:
+    """What the source's disk gave while it was asked, to set beside the conversion's rate; None for a small source."""
+    return round(reader.large_bytes / reader.reading_s) if reader.large_bytes >= RATE_LEAST_BYTES else None
 
 
 def _job_fingerprint(job: Job, source: dict[str, Any]) -> str:

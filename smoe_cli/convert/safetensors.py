@@ -11,6 +11,7 @@ import math
 import os
 import struct
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -113,6 +114,8 @@ class FileReader:
     def __init__(self) -> None:
         self.turns: threading.Semaphore | None = None
         self.bytes_read = 0
+        self.large_bytes, self.reading_s = 0, 0.0  # of large reads; the time in which there were any
+        self._reading, self._reading_since = 0, 0.0
         self._files: dict[tuple[Path, int], int] = {}
         self._lock = threading.Lock()
         self._shared: SharedReader | None = None
@@ -134,11 +137,26 @@ class FileReader:
         turns = self.turns
         if turns is not None:
             turns.release()
+        self._begin_reading()
         try:
             return self._read_large(path, offset, nbytes)
         finally:
+            self._end_reading(nbytes)
             if turns is not None:
                 turns.acquire()
+
+    def _begin_reading(self) -> None:
+        with self._lock:
+            if self._reading == 0:
+                self._reading_since = time.monotonic()
+            self._reading += 1
+
+    def _end_reading(self, nbytes: int) -> None:
+        with self._lock:
+            self._reading -= 1
+            self.large_bytes += nbytes
+            if self._reading == 0:
+                self.reading_s += time.monotonic() - self._reading_since
 
     def _read(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
         out = np.empty(nbytes, np.uint8)

@@ -29,7 +29,7 @@ from smoe_cli.convert.plan import PARTS, ExpertOut, Plan, TensorOut
 from smoe_cli.convert.safetensors import ALIGNMENT, FileReader
 from smoe_cli.errors import SmoeError, from_core
 
-IN_FLIGHT_BYTES = 256 << 20
+IN_FLIGHT_BYTES = 512 << 20  # the two largest tensors of a trunk, so that reading goes on while one is written
 CHUNK_VALUES = 2 << 20
 WORKER_BYTES_PER_VALUE = 24  # source, its parts, float32
 WORKERS_BYTES = 512 << 20
