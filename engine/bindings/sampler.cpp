@@ -27,7 +27,8 @@ py::array_t<double> sample_probs(const Logits& logits, const std::vector<int32_t
   Sampler sampler(vocab);
   check(sampler.begin(request_from(params), exempt));
   py::array_t<double> out(logits.size());
-  check(sampler.probabilities(logits.data(), history, mask_bits(mask, vocab), out.mutable_data()));
+  std::vector<float> values(logits.data(), logits.data() + vocab);
+  check(sampler.probabilities(values.data(), history, mask_bits(mask, vocab), out.mutable_data()));
   return out;
 }
 
@@ -40,7 +41,8 @@ std::vector<int32_t> sample_draws(const Logits& logits, std::vector<int32_t> his
   const uint64_t start = history.size();
   for (size_t i = 0; i < count; ++i) {
     TokenEvent event;
-    check(sampler.sample(logits.data(), history, start + i, nullptr, &event));
+    std::vector<float> values(logits.data(), logits.data() + logits.size());
+    check(sampler.sample(values.data(), history, start + i, nullptr, &event));
     drawn.push_back(event.id);
     if (grow) history.push_back(event.id);
   }

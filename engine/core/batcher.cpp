@@ -70,7 +70,7 @@ bool Batcher::draw_where_masks_arrived() {
     }
     if (draws_.empty()) continue;
     any = true;
-    const float* logits = forward_.logits_of(hidden_);
+    float* logits = forward_.logits_of(hidden_);
     for (size_t i = 0; i < draws_.size(); ++i) draws_[i].logits = logits + i * model_.vocab;
     draw_at_once();
   }
@@ -180,7 +180,7 @@ void Batcher::draw(std::span<const Turn> turns) {
   }
 }
 
-void Batcher::draw_rows(std::span<const Wanted> rows, const float* logits) {
+void Batcher::draw_rows(std::span<const Wanted> rows, float* logits) {
   size_t done = 0;
   for (size_t nth = 0; done < rows.size(); ++nth) {
     draws_.clear();

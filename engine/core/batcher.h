@@ -58,11 +58,11 @@ class Batcher {
   };
   struct Draw {
     Sequence* sequence;
-    const float* logits;
+    float* logits;
   };
   void draw(std::span<const Turn> turns);
   // Logits [rows.size(), vocab]. A sequence's rows are drawn one after the other, those of different ones at once.
-  void draw_rows(std::span<const Wanted> rows, const float* logits);
+  void draw_rows(std::span<const Wanted> rows, float* logits);
   // draws_, which are of one sequence each.
   void draw_at_once();
 

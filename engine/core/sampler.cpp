@@ -62,7 +62,7 @@ uint64_t Sampler::bytes(uint32_t vocab) {
   return uint64_t{vocab} * (sizeof(float) + sizeof(Candidate) + sizeof(uint32_t)) + kMaxTopK * sizeof(float);
 }
 
-Sampler::Sampler(uint32_t vocab) : vocab_(vocab), work_(vocab), counts_(vocab) {
+Sampler::Sampler(uint32_t vocab) : vocab_(vocab), given_(vocab), counts_(vocab) {
   candidates_.reserve(vocab);
   heap_.reserve(kMaxTopK);
 }
@@ -117,13 +117,12 @@ void Sampler::penalize(std::span<const int32_t> history) {
   }
 }
 
-Status Sampler::prepare(const float* logits, std::span<const int32_t> history, const uint8_t* mask) {
+Status Sampler::prepare(float* logits, std::span<const int32_t> history, const uint8_t* mask) {
+  work_ = logits;
   uint32_t good_ids = 0, left_ids = 0;
-  for (uint32_t id = 0; id < vocab_; ++id) {
-    const bool good = std::abs(logits[id]) <= FLT_MAX;
-    work_[id] = good ? logits[id] : kOut;
-    good_ids += good;
-  }
+  for (uint32_t id = 0; id < vocab_; ++id) good_ids += std::abs(work_[id]) <= FLT_MAX;
+  for (uint32_t id = 0; good_ids < vocab_ && id < vocab_; ++id)
+    if (!(std::abs(work_[id]) <= FLT_MAX)) work_[id] = kOut;
   left_ids = good_ids;
   for (uint32_t id = 0; mask != nullptr && id < vocab_; ++id) {
     if (allowed(mask, id)) continue;
@@ -149,34 +148,36 @@ Status Sampler::prepare(const float* logits, std::span<const int32_t> history, c
 // The first of equals.
 int32_t Sampler::argmax() const {
   uint32_t best = 0;
-  for_each_above(work_.data(), 1, vocab_, [&] { return work_[best]; }, [&](uint32_t id) { best = id; });
+  for_each_above(work_, 1, vocab_, [&] { return work_[best]; }, [&](uint32_t id) { best = id; });
   return static_cast<int32_t>(best);
 }
 
-// A heap of the k best: one comparison for nearly every value of a large vocabulary.
-float Sampler::kth_largest(const float* values, uint32_t k) {
+// candidates_ = the values not below the k-th largest (ties at the edge stay, as in the reference), in id order; k = 0:
+// all. A heap of the k best so far gives the edge: one comparison for nearly every value of a large vocabulary.
+void Sampler::collect_top(const float* values, uint32_t k) {
+  candidates_.clear();
+  heap_.clear();
+  if (k == 0 || k >= vocab_) {
+    for (uint32_t id = 0; id < vocab_; ++id) add_candidate(values, id);
+    return;
+  }
   heap_.assign(values, values + k);
   std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
-  for_each_above(
+  for (uint32_t id = 0; id < k; ++id) add_candidate(values, id);
+  for_each_above<true>(
       values, k, vocab_, [&] { return heap_.front(); },
       [&](uint32_t id) {
+        add_candidate(values, id);
+        if (values[id] == heap_.front()) return;
         std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
         heap_.back() = values[id];
         std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
       });
-  return heap_.front();
+  std::erase_if(candidates_, [&](const Candidate& c) { return c.value < heap_.front(); });
 }
 
-// candidates_ = the values not below the k-th largest (ties at the edge stay, as in the reference), in id order; k = 0:
-// all.
-void Sampler::collect_top(const float* values, uint32_t k) {
-  const float edge = k && k < vocab_ ? kth_largest(values, k) : kOut;
-  candidates_.clear();
-  for_each_above<true>(
-      values, 0, vocab_, [&] { return edge; },
-      [&](uint32_t id) {
-        if (values[id] != kOut) candidates_.push_back({values[id], static_cast<int32_t>(id)});
-      });
+void Sampler::add_candidate(const float* values, uint32_t id) {
+  if (values[id] != kOut) candidates_.push_back({values[id], static_cast<int32_t>(id)});
 }
 
 // Keeps the most likely candidates whose predecessors sum to less than top_p. Sorts only as far as that takes.
@@ -204,7 +205,7 @@ void Sampler::keep_nucleus(double total) {
 }
 
 double Sampler::select() {
-  collect_top(work_.data(), sampling_.top_k);
+  collect_top(work_, sampling_.top_k);
   double max = -DBL_MAX, total = 0;
   for (const Candidate& c : candidates_) max = std::max(max, double{c.value});
   for (Candidate& c : candidates_) {
@@ -219,8 +220,9 @@ double Sampler::select() {
   return sum;
 }
 
-Status Sampler::sample(const float* logits, std::span<const int32_t> history, uint64_t position, const uint8_t* mask,
+Status Sampler::sample(float* logits, std::span<const int32_t> history, uint64_t position, const uint8_t* mask,
                        TokenEvent* out) {
+  if (report_logprobs_) std::copy_n(logits, vocab_, given_.begin());
   SMOE_TRY(prepare(logits, history, mask));
   if (sampling_.temperature < kGreedyBelow) {
     out->id = argmax();
@@ -234,23 +236,23 @@ Status Sampler::sample(const float* logits, std::span<const int32_t> history, ui
     }
   }
   ++counts_[out->id];
-  if (report_logprobs_) report(logits, out);
+  if (report_logprobs_) report(out);
   return Status::ok();
 }
 
 // Log-probabilities of the distribution as the model gave it, whatever was done to it for the draw.
-void Sampler::report(const float* logits, TokenEvent* out) {
+void Sampler::report(TokenEvent* out) {
   double max = -DBL_MAX, total = 0;
-  for (uint32_t id = 0; id < vocab_; ++id) {
-    work_[id] = std::isfinite(logits[id]) ? logits[id] : kOut;
-    max = std::max(max, double{work_[id]});
+  for (float& value : given_) {
+    if (!std::isfinite(value)) value = kOut;
+    max = std::max(max, double{value});
   }
-  for (uint32_t id = 0; id < vocab_; ++id) total += std::exp(work_[id] - max);
+  for (const float value : given_) total += std::exp(value - max);
   const double log_total = max + std::log(total);
-  out->logprob = static_cast<float>(logits[out->id] - log_total);
+  out->logprob = static_cast<float>(given_[out->id] - log_total);
   out->top.clear();
   if (!logprobs_) return;
-  collect_top(work_.data(), std::min(logprobs_, kMaxTopK));
+  collect_top(given_.data(), std::min(logprobs_, kMaxTopK));
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
   });
@@ -258,7 +260,7 @@ void Sampler::report(const float* logits, TokenEvent* out) {
   for (const Candidate& c : candidates_) out->top.emplace_back(c.id, static_cast<float>(c.value - log_total));
 }
 
-Status Sampler::probabilities(const float* logits, std::span<const int32_t> history, const uint8_t* mask, double* out) {
+Status Sampler::probabilities(float* logits, std::span<const int32_t> history, const uint8_t* mask, double* out) {
   SMOE_TRY(prepare(logits, history, mask));
   std::fill(out, out + vocab_, 0.0);
   if (sampling_.temperature < kGreedyBelow) {

@@ -30,15 +30,16 @@ class Sampler {
   Status begin(const Request& request, const std::vector<int32_t>& exempt);
 
   // Picks the token that follows `history` (prompt and generated tokens, in order; at least the last 256 of them, with
-  // `position` = the whole length). logits float32 [vocab]; mask: one bit per id, LSB first, ceil(vocab / 8) bytes, or
-  // null. Fills out->id, and logprob and top when the request asks for them. The choice counts as generated. A logit
-  // that is not finite is left out of everything (see warning()). Errors: Code::failed "non_finite" (no finite logit
-  // left), Code::usage "bad_request" (the mask allows nothing).
-  Status sample(const float* logits, std::span<const int32_t> history, uint64_t position, const uint8_t* mask,
+  // `position` = the whole length). logits float32 [vocab], which change: what is adjusted is adjusted there; mask: one
+  // bit per id, LSB first, ceil(vocab / 8) bytes, or null. Fills out->id, and logprob and top when the request asks for
+  // them. The choice counts as generated. A logit that is not finite is left out of everything (see warning()). Errors:
+  // Code::failed "non_finite" (no finite logit left), Code::usage "bad_request" (the mask allows nothing).
+  Status sample(float* logits, std::span<const int32_t> history, uint64_t position, const uint8_t* mask,
                 TokenEvent* out);
 
-  // The distribution sample() would draw from, as probabilities double [vocab]; changes no state. For the tests.
-  Status probabilities(const float* logits, std::span<const int32_t> history, const uint8_t* mask, double* out);
+  // The distribution sample() would draw from, as probabilities double [vocab]; changes the logits, no state. For the
+  // tests.
+  Status probabilities(float* logits, std::span<const int32_t> history, const uint8_t* mask, double* out);
 
   // What there is to say once per request, or null: logits that were not finite were masked.
   const char* take_warning();
@@ -49,14 +50,14 @@ class Sampler {
     int32_t id;
   };
 
-  Status prepare(const float* logits, std::span<const int32_t> history, const uint8_t* mask);
+  Status prepare(float* logits, std::span<const int32_t> history, const uint8_t* mask);
   void penalize(std::span<const int32_t> history);
   int32_t argmax() const;
   double select();  // fills candidates_ with the weights that survive; returns their sum
   void keep_nucleus(double total);
   void collect_top(const float* values, uint32_t k);
-  float kth_largest(const float* values, uint32_t k);
-  void report(const float* logits, TokenEvent* out);
+  void add_candidate(const float* values, uint32_t id);
+  void report(TokenEvent* out);
 
   const uint32_t vocab_;
   Sampling sampling_;
@@ -66,7 +67,8 @@ class Sampler {
   bool report_logprobs_ = false;
   bool saw_non_finite_ = false, warned_ = false;
 
-  std::vector<float> work_;            // [vocab] adjusted logits; -inf = left out
+  float* work_ = nullptr;              // [vocab] the caller's logits, adjusted; -inf = left out
+  std::vector<float> given_;           // [vocab] as they were, where log-probabilities are asked for
   std::vector<Candidate> candidates_;  // capacity vocab
   std::vector<uint32_t> counts_;       // [vocab] how often generated in this request
   std::vector<float> heap_;            // capacity kMaxTopK

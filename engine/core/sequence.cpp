@@ -119,7 +119,7 @@ bool Sequence::mask_arrived() {
   return !ended_ && ask_mask();
 }
 
-void Sequence::draw(const float* logits) try {
+void Sequence::draw(float* logits) try {
   const bool masked = std::exchange(has_mask_, false);
   draw_status_ = sampler_.sample(logits, history_, history_.size(), masked ? mask_.data() : nullptr, &drawn_);
 } catch (const std::bad_alloc&) {

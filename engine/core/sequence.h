@@ -54,7 +54,7 @@ class Sequence {
   // nothing is drawn: the row's hidden state is to be kept in hidden(), until mask_arrived().
   bool wants_token();
   // Draws it: the one call that several threads may make, each for a sequence of its own.
-  void draw(const float* logits);
+  void draw(float* logits);
   // Tells the caller of it, and goes on to the next row.
   void take_drawn();
   bool waits_for_mask() const { return waiting_ && !ended(); }

@@ -19,7 +19,7 @@ Request plain(float temperature) {
   return r;
 }
 
-std::vector<double> probabilities(const Request& r, const std::vector<float>& logits,
+std::vector<double> probabilities(const Request& r, std::vector<float> logits,
                                   const std::vector<int32_t>& history = {}, const std::vector<int32_t>& exempt = {}) {
   Sampler sampler(static_cast<uint32_t>(logits.size()));
   std::vector<double> p(logits.size());
@@ -28,7 +28,7 @@ std::vector<double> probabilities(const Request& r, const std::vector<float>& lo
   return p;
 }
 
-int32_t pick(Sampler& sampler, const std::vector<float>& logits, uint64_t position = 0) {
+int32_t pick(Sampler& sampler, std::vector<float> logits, uint64_t position = 0) {
   TokenEvent event;
   event.id = -1;
   CHECK(sampler.sample(logits.data(), {}, position, nullptr, &event).is_ok());
@@ -56,7 +56,7 @@ TEST(sampler_greedy_still_obeys_penalty_bias_and_mask) {
   Sampler sampler(3);
   CHECK(sampler.begin(r, {}).is_ok());
   const uint8_t mask = 0b011;
-  const std::vector<float> logits = {1, 2, 9};
+  std::vector<float> logits = {1, 2, 9};
   TokenEvent event;
   CHECK(sampler.sample(logits.data(), {}, 0, &mask, &event).is_ok());
   CHECK_EQ(event.id, 1);
@@ -79,7 +79,7 @@ TEST(sampler_counts_what_was_generated_in_this_request) {
   r.sampling.frequency_penalty = 0.4f;
   r.sampling.presence_penalty = 0.3f;
   Sampler sampler(3);
-  const std::vector<float> logits = {1.0f, 0.5f, 0.25f};
+  std::vector<float> logits = {1.0f, 0.5f, 0.25f};
   for (int request = 0; request < 2; ++request) {  // the second has forgotten the first
     CHECK(sampler.begin(r, {}).is_ok());
     CHECK_EQ(pick(sampler, logits), 0);  // then 0 stands at 0.3
@@ -90,7 +90,7 @@ TEST(sampler_counts_what_was_generated_in_this_request) {
 }
 
 TEST(sampler_filters) {
-  const std::vector<float> logits = {std::log(0.1f), std::log(0.5f), std::log(0.15f), std::log(0.25f)};
+  std::vector<float> logits = {std::log(0.1f), std::log(0.5f), std::log(0.15f), std::log(0.25f)};
   Request r = plain(1);
   r.sampling.top_k = 2;
   auto p = probabilities(r, logits);
@@ -165,7 +165,7 @@ TEST(sampler_refuses_when_nothing_is_left) {
   Sampler sampler(3);
   CHECK(sampler.begin(plain(1), {}).is_ok());
   TokenEvent event;
-  const std::vector<float> broken = {kNan, kInf, -kInf}, half = {kNan, 1, 1}, good = {1, 1, 1};
+  std::vector<float> broken = {kNan, kInf, -kInf}, half = {kNan, 1, 1}, good = {1, 1, 1};
   const uint8_t none = 0b000, only_broken = 0b001;
   CHECK_EQ(sampler.sample(broken.data(), {}, 0, nullptr, &event).message(), "non_finite");
   CHECK_EQ(sampler.sample(half.data(), {}, 0, &only_broken, &event).message(), "non_finite");
@@ -193,7 +193,7 @@ TEST(sampler_refuses_numbers_outside_their_range) {
 }
 
 TEST(sampler_survives_extreme_parameters) {
-  const std::vector<float> logits = {3e38f, -3e38f, 0, 1e-40f};
+  std::vector<float> logits = {3e38f, -3e38f, 0, 1e-40f};
   for (float temperature : {1.1e-4f, 1.0f, 3e38f}) {
     for (float penalty : {1e-30f, 1.0f, 3e38f}) {
       Request r = plain(temperature);
@@ -249,7 +249,7 @@ TEST(sampler_reports_the_unmodified_distribution) {
   r.bias = {{0, 100.0f}};
   Sampler sampler(4);
   CHECK(sampler.begin(r, {}).is_ok());
-  const std::vector<float> logits = {std::log(0.1f), std::log(0.6f), kNan, std::log(0.3f)};
+  std::vector<float> logits = {std::log(0.1f), std::log(0.6f), kNan, std::log(0.3f)};
   TokenEvent event;
   CHECK(sampler.sample(logits.data(), {}, 0, nullptr, &event).is_ok());
   CHECK_EQ(event.id, 0);
