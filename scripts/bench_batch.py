@@ -48,6 +48,8 @@ class Bench:
         self.eos = [(token, -1e9) for token in manifest["eos_ids"]]
         self.threads = options.threads or _core.usable_threads()
         self.disk_bytes_s: list[float] = []
+        while self.engine.idle():  # as a server's has before anybody asks
+            pass
 
     def measure_disk(self) -> None:
         self.disk_bytes_s.append(_core.predict(str(self.options.vault), 1.0, **self.flags)["disk_read_bytes_s"])

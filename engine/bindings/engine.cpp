@@ -164,6 +164,9 @@ class PyEngine {
     return array(std::move(logprobs), {count});
   }
 
+  bool idle() {
+    return unlocked([&] { return engine_->idle(); });
+  }
   py::object info() const { return py::module_::import("json").attr("loads")(engine_->info_json()); }
   py::dict plan() const { return plan_dict(engine_->model(), engine_->plan()); }
   void reset() { engine_->reset(); }
@@ -240,6 +243,7 @@ void bind_engine(py::module_& m) {
            "and "
            "mask=True.")
       .def("step", &PyEngine::step, "One pass for all that run; False: none could be advanced.")
+      .def("idle", &PyEngine::idle, "A slice of what the engine does between requests; False: nothing is left to do.")
       .def("score", &PyEngine::score, py::arg("ids"), "float32 [ids - 1]: natural log of p(ids[i] | ids[:i]).")
       .def("info", &PyEngine::info, "What INFO answers.")
       .def("plan", &PyEngine::plan, "The memory plan in force, by the names of _core.plan.")

@@ -47,7 +47,7 @@ class EngineImpl final : public Engine {
   Result<std::vector<float>> logits(const std::vector<int32_t>& ids, size_t prefill) override;
   std::vector<int32_t> route_trace() const override { return trace_; }
   void reset() override;
-  bool idle() override { return upkeep_->idle(); }
+  bool idle() override;
   Buckets buckets() const override { return last_buckets_; }
   std::vector<ColumnSum> column_sums() const override { return columns_ ? columns_->all() : std::vector<ColumnSum>(); }
 
@@ -125,7 +125,6 @@ Status EngineImpl::set_up(const Log& log) {
     log("warning: --draft guesses nothing with this model: its recurrent layers cannot take a wrong guess back");
 
   SMOE_ASSIGN(trunk_, Trunk::load(vault_, reads_of(options_)));
-  if (plan_.slots == plan_.total_records) trunk_.preload_embedding();  // nothing is to wait for the disk
   SMOE_ASSIGN(scratch_,
               Scratch::allocate(vault_.model, Scratch::own_rows(vault_.model, plan_.chunk, p.sessions), p.threads));
   SMOE_ASSIGN(slots_, AlignedBuffer::allocate(plan_.cache_slots * plan_.record_bytes));
@@ -347,6 +346,12 @@ Result<std::vector<float>> EngineImpl::logits(const std::vector<int32_t>& ids, s
   forward_->trace_into(nullptr);
   if (!status.is_ok()) return status;
   return all;
+}
+
+bool EngineImpl::idle() {
+  if (upkeep_->idle()) return true;
+  // With all experts in memory nothing is to wait for the disk.
+  return options_.warm && plan_.slots == plan_.total_records && trunk_.preload_embedding();
 }
 
 void EngineImpl::reset() {

@@ -121,10 +121,15 @@ void Trunk::expect_embedding(uint64_t id) const {
                 POSIX_FADV_WILLNEED);
 }
 
-void Trunk::preload_embedding() const {
-  if (!scout_.is_open()) return;
-  const auto bytes = static_cast<off_t>(stored_bytes(embed_.encoding, embed_.layout, embed_.rows, embed_.cols));
-  posix_fadvise(scout_.fd(), static_cast<off_t>(embed_offset_), bytes, POSIX_FADV_WILLNEED);
+bool Trunk::preload_embedding() {
+  // Linux reads no more for one call than its window for reading ahead, 128 KiB as it comes, whatever it is asked for.
+  constexpr uint64_t kWindow = 128 << 10, kStep = 2 << 20;
+  if (!scout_.is_open()) return false;
+  const uint64_t all = stored_bytes(embed_.encoding, embed_.layout, embed_.rows, embed_.cols);
+  const uint64_t end = std::min(all, embed_asked_ + kStep);
+  for (; embed_asked_ < end; embed_asked_ += kWindow)
+    posix_fadvise(scout_.fd(), static_cast<off_t>(embed_offset_ + embed_asked_), kWindow, POSIX_FADV_WILLNEED);
+  return embed_asked_ < all;
 }
 
 Matrix Trunk::matrix(const std::string& name) const {

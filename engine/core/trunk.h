@@ -44,8 +44,9 @@ class Trunk {
   // Row `id` of the embedding, float32 [hidden]. `staging` has room for hidden floats. From any thread. Errors:
   // Code::io, Code::corrupt.
   Status embedding(uint64_t id, float* row, float* staging) const;
-  // Has the system read an embedding that stays on disk into its page cache.
-  void preload_embedding() const;
+  // Has the system read the next 2 MiB of an embedding that stays on disk into its page cache; false when it has asked
+  // for all.
+  bool preload_embedding();
   const Linear& head() const { return head_; }
   const NormWeights& final_norm() const { return final_norm_; }
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
@@ -74,6 +75,7 @@ class Trunk {
   File scout_;                 // then this holds it
   int64_t scout_changed_ = 0;  // when it was last written to, as it was opened
   uint64_t embed_offset_ = 0;
+  uint64_t embed_asked_ = 0;  // of its bytes, by preload_embedding()
   Linear head_;
   NormWeights final_norm_;
   std::vector<LayerWeights> layers_;
