@@ -53,9 +53,11 @@ void finish_row(const Compute& c, const AttentionSpec& spec, const float* norm, 
 void attention_gqa(const Compute& c, const AttentionSpec& spec, const AttentionWeights& w, float norm_eps, Batch batch,
                    const RopeSpec& rope, Workspace& ws, Activations& input, size_t first) {
   const size_t T = input.rows(), dim = spec.head_dim, q_row = spec.heads * dim, kv_row = spec.kv_heads * dim;
-  linear(c, w.k, input, ws.k);
-  linear(c, w.v, input, ws.v);
-  if (first < T) linear(c, w.q, input, ws.q, first);
+  if (first < T) {
+    linears(c, {{&w.q, ws.q, first}, {&w.k, ws.k, 0}, {&w.v, ws.v, 0}}, input);
+  } else {
+    linears(c, {{&w.k, ws.k, 0}, {&w.v, ws.v, 0}}, input);
+  }
   if (first < T && spec.gated) linear(c, {w.gate, nullptr}, input, ws.attn_gate, first);
 
   c.pool->run(T, [&](size_t t, size_t) {

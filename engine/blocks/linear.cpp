@@ -48,13 +48,25 @@ void add_bias(const float* bias, size_t tokens, size_t row0, size_t row1, float*
 }
 
 void linear(const Compute& c, const Linear& l, Activations& a, float* y, size_t first) {
-  const Matrix& w = l.weight;
-  const size_t tokens = a.rows() - first, step = rows_per_task(c, w.rows);
-  const uint8_t* acts = a.quantized(c, c.format(w));
-  c.pool->run((w.rows + step - 1) / step, [&](size_t task, size_t) {
-    const size_t r0 = task * step, r1 = std::min<size_t>(w.rows, r0 + step);
-    multiply(c, w, a, acts, nullptr, first, tokens, r0, r1, y, w.rows);
-    add_bias(l.bias, tokens, r0, r1, y, w.rows);
+  linears(c, {{&l, y, first}}, a);
+}
+
+void linears(const Compute& c, std::initializer_list<Product> products, Activations& a) {
+  size_t rows = 0, tasks = 0;
+  for (const Product& p : products) {
+    rows += p.linear->weight.rows;
+    a.quantized(c, c.format(p.linear->weight));
+  }
+  const size_t step = rows_per_task(c, rows);
+  const auto tasks_of = [step](const Product& p) { return (p.linear->weight.rows + step - 1) / step; };
+  for (const Product& p : products) tasks += tasks_of(p);
+  c.pool->run(tasks, [&](size_t task, size_t) {
+    const Product* p = products.begin();
+    for (; task >= tasks_of(*p); ++p) task -= tasks_of(*p);
+    const Matrix& w = p->linear->weight;
+    const size_t r0 = task * step, r1 = std::min<size_t>(w.rows, r0 + step), tokens = a.rows() - p->first;
+    multiply(c, w, a, a.quantized(c, c.format(w)), nullptr, p->first, tokens, r0, r1, p->y, w.rows);
+    add_bias(p->linear->bias, tokens, r0, r1, p->y, w.rows);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "blocks/columns.h"
 #include "kernels/kernels.h"
@@ -62,5 +63,13 @@ void add_bias(const float* bias, size_t tokens, size_t row0, size_t row1, float*
 
 // y[t - first] = W x[t] + b for t in [first, a.rows()), y contiguous with stride weight.rows.
 void linear(const Compute& c, const Linear& l, Activations& a, float* y, size_t first = 0);
+
+// The same for several matrices that read one batch, in one parallel loop: a small one does not fill the threads.
+struct Product {
+  const Linear* linear;
+  float* y;
+  size_t first;
+};
+void linears(const Compute& c, std::initializer_list<Product> products, Activations& a);
 
 }  // namespace smoe
