@@ -5,7 +5,7 @@
 namespace smoe {
 
 void ffn(const Compute& c, const FfnSpec& spec, const FfnWeights& w, Activations& input, Workspace& ws, float* y) {
-  const size_t T = input.rows(), width = w.gate.weight.rows, step = rows_per_task(c, width);
+  const size_t T = input.rows(), width = w.gate.weight.rows, step = rows_per_task(c, width, T);
   const uint8_t* gate_acts = input.quantized(c, c.format(w.gate.weight));
   const uint8_t* up_acts = input.quantized(c, c.format(w.up.weight));
   c.pool->run((width + step - 1) / step, [&](size_t task, size_t) {

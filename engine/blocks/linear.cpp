@@ -36,9 +36,12 @@ void multiply(const Compute& c, const Matrix& w, const Activations& a, const uin
   }
 }
 
-size_t rows_per_task(const Compute& c, size_t rows) {
+size_t rows_per_task(const Compute& c, size_t rows, size_t tokens) {
   const size_t share = rows / (c.pool->size() * 8) / kTaskRows * kTaskRows;
-  return std::clamp<size_t>(share, kTaskRows, 16 * kTaskRows);
+  // Many tokens pass over a task's weights again and again, which have to stay in the second-level cache; with few each
+  // task begins with weights that nothing has prefetched.
+  const size_t most = tokens > 8 ? 16 : 64;
+  return std::clamp<size_t>(share, kTaskRows, most * kTaskRows);
 }
 
 void add_bias(const float* bias, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride) {
@@ -57,7 +60,7 @@ void linears(const Compute& c, std::initializer_list<Product> products, Activati
     rows += p.linear->weight.rows;
     a.quantized(c, c.format(p.linear->weight));
   }
-  const size_t step = rows_per_task(c, rows);
+  const size_t step = rows_per_task(c, rows, a.rows());
   const auto tasks_of = [step](const Product& p) { return (p.linear->weight.rows + step - 1) / step; };
   for (const Product& p : products) tasks += tasks_of(p);
   c.pool->run(tasks, [&](size_t task, size_t) {

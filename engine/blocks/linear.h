@@ -55,8 +55,9 @@ class Activations {
 void multiply(const Compute& c, const Matrix& w, const Activations& a, const uint8_t* acts, const uint32_t* index,
               size_t first, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride);
 
-// Rows of a matrix that make one task: enough bytes to be worth handing out, few enough to share evenly.
-size_t rows_per_task(const Compute& c, size_t rows);
+// Rows of a matrix that make one task for a batch of `tokens`: enough bytes to be worth handing out, few enough to
+// share evenly.
+size_t rows_per_task(const Compute& c, size_t rows, size_t tokens);
 
 // Adds a bias (null: nothing) to entries [row0, row1) of `tokens` rows of y.
 void add_bias(const float* bias, size_t tokens, size_t row0, size_t row1, float* y, size_t y_stride);

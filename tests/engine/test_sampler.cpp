@@ -19,8 +19,8 @@ Request plain(float temperature) {
   return r;
 }
 
-std::vector<double> probabilities(const Request& r, std::vector<float> logits,
-                                  const std::vector<int32_t>& history = {}, const std::vector<int32_t>& exempt = {}) {
+std::vector<double> probabilities(const Request& r, std::vector<float> logits, const std::vector<int32_t>& history = {},
+                                  const std::vector<int32_t>& exempt = {}) {
   Sampler sampler(static_cast<uint32_t>(logits.size()));
   std::vector<double> p(logits.size());
   CHECK(sampler.begin(r, exempt).is_ok());
