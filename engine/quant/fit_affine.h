@@ -137,17 +137,14 @@ inline void start(const Weighted<N>& in, const AffineSearch& search, Try<N>* at)
   for (int k = 0; k < N; ++k) round_here(at->best_inverse * (in.x[k] - in.low), &at->level[k]);
 }
 
-// With Levels, what gives the best ones again is kept too.
-template <int N, bool Levels>
+template <int N>
 inline void keep_better(Try<N>* at) {
   const W better = at->error < at->best;
   at->best = better ? at->error : at->best;
   at->scale = better ? at->trial_scale : at->scale;
-  if (Levels) {
-    at->best_inverse = better ? at->inverse : at->best_inverse;
-    at->best_low = better ? at->low : at->best_low;
-    at->tried |= better;
-  }
+  at->best_inverse = better ? at->inverse : at->best_inverse;
+  at->best_low = better ? at->low : at->best_low;
+  at->tried |= better;
   at->low = better ? at->edge : at->low;
 }
 
@@ -176,7 +173,7 @@ inline void aim(const Weighted<N>& in, const AffineSearch& search, int t, Try<N>
 
 // A try has two halves: levels with the scale and edge that fit them best, and whether those err less. While one group
 // is in its first half another is in its second, and those between wait for quotients and comparisons.
-template <int N, int Groups, bool Absolute, bool Levels>
+template <int N, int Groups, bool Absolute>
 void affine(const FitInput& input, const AffineSearch& search, uint32_t first, AffineFit* fit) {
   constexpr int kBehind = Groups / 2;  // groups between the two halves
   Weighted<N> in[Groups];
@@ -204,28 +201,23 @@ void affine(const FitInput& input, const AffineSearch& search, uint32_t first, A
         sum_levels<N, true, Absolute>(in[g], search, &at[g], &sums, in[other], &at[other]);
         solve(in[g], sums, &at[g]);
       }
-      keep_better<N, Levels>(&at[other]);
+      keep_better(&at[other]);
       aim(in[other], search, g < kBehind ? t : t + 1, &at[other]);
     }
   }
   if constexpr (kBehind > 0) {
     weighted_errors<N, kBehind, Absolute>(in + Groups - kBehind, at + Groups - kBehind);
-    for (int g = Groups - kBehind; g < Groups; ++g) keep_better<N, Levels>(&at[g]);
+    for (int g = Groups - kBehind; g < Groups; ++g) keep_better(&at[g]);
   }
-  for (uint32_t g = 0; g < Groups; ++g) store(in[g], search, Levels, first + kLanes * g, &at[g], fit);
-}
-
-template <int N, bool Absolute, bool Levels>
-void affine_all(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
-  uint32_t s = 0;
-  for (; s + 4 * kLanes <= in.subs; s += 4 * kLanes) affine<N, 4, Absolute, Levels>(in, search, s, fit);
-  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, Absolute, Levels>(in, search, s, fit);
-  for (; s < in.subs; s += kLanes) affine<N, 1, Absolute, Levels>(in, search, s, fit);
+  for (uint32_t g = 0; g < Groups; ++g) store(in[g], search, input.levels, first + kLanes * g, &at[g], fit);
 }
 
 template <int N, bool Absolute>
 void affine_all(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
-  in.levels ? affine_all<N, Absolute, true>(in, search, fit) : affine_all<N, Absolute, false>(in, search, fit);
+  uint32_t s = 0;
+  for (; s + 4 * kLanes <= in.subs; s += 4 * kLanes) affine<N, 4, Absolute>(in, search, s, fit);
+  for (; s + 2 * kLanes <= in.subs; s += 2 * kLanes) affine<N, 2, Absolute>(in, search, s, fit);
+  for (; s < in.subs; s += kLanes) affine<N, 1, Absolute>(in, search, s, fit);
 }
 
 void fit_affine(const FitInput& in, const AffineSearch& search, AffineFit* fit) {
