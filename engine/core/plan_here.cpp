@@ -27,7 +27,7 @@ Result<Plan> plan_here(const ModelSpec& model, PlanOptions* options, const std::
   }
   if (book) machine.reserved_bytes = book->reserved_by_others();
   SMOE_ASSIGN(Plan plan, make_plan(model, machine, *options));
-  if (book && reserve) trouble = book->reserve(plan.budget_bytes);
+  if (book && reserve) trouble = book->reserve(taken_bytes(plan));
   if (!trouble.is_ok()) plan.warnings.push_back("other running engines are not counted: " + trouble.message());
   return plan;
 }

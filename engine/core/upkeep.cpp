@@ -112,7 +112,7 @@ void Upkeep::fit_memory() {
   room.free_bytes = free.bytes;
   room.touched = cache_.touched_slots();
   const uint64_t slots_now = room.touched * plan_.record_bytes;
-  const uint64_t beside = less(plan_.budget_bytes, plan_.cache_slots * plan_.record_bytes);
+  const uint64_t beside = less(taken_bytes(plan_), plan_.cache_slots * plan_.record_bytes);
   const uint64_t resident = resident_bytes(config_.memory_root);
   room.others_bytes = less(beside, less(resident, slots_now));
   // A group of its own the engine may fill to the limit; with others in it something is left for them.

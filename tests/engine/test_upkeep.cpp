@@ -39,6 +39,7 @@ Plan plan_of(uint32_t slots) {
   plan.slots = plan.cache_slots = slots;
   plan.min_expert_cache_bytes = 4 * kRecord;
   plan.budget_bytes = slots * kRecord;
+  plan.all_resident_bytes = 1 << 30;
   plan.physical_ram_bytes = 64 * kRecord;  // one record's worth is to stay free
   return plan;
 }
@@ -125,6 +126,18 @@ TEST(upkeep_starts_with_what_fits) {
   write_machine(tree, 16 * kRecord);      // one stays free
   const Upkeep upkeep = kept.open(tree.root());
   CHECK_EQ(kept.bench.cache->residency().slots(), 10u);
+}
+
+// A budget of more than there is, or than is free: what the model has no use for is not kept free.
+TEST(upkeep_a_budget_beyond_all_experts_takes_no_slots) {
+  FakeTree tree;
+  Kept kept;
+  kept.plan.all_resident_bytes = kept.plan.budget_bytes;
+  kept.plan.budget_bytes = uint64_t{1} << 40;
+  write_machine(tree, 64 * kRecord);
+  const Upkeep upkeep = kept.open(tree.root());
+  CHECK_EQ(kept.bench.cache->residency().slots(), 24u);
+  CHECK(kept.said.empty());
 }
 
 TEST(upkeep_unknown_memory_changes_nothing) {

@@ -2,6 +2,7 @@
 // All sizes in bytes. Source: design rules in ARCHITECTURE.md; figures of the published 64 GB machine are golden tests.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -62,6 +63,9 @@ struct Plan {
   std::string budget_reason;
   std::vector<std::string> warnings;
 };
+
+// What an engine of this plan takes at most: a budget may be more than the model has use for.
+inline uint64_t taken_bytes(const Plan& plan) { return std::min(plan.budget_bytes, plan.all_resident_bytes); }
 
 // The model as the engine will run it: with --experts-per-token, fewer experts a token, never more.
 ModelSpec as_run(ModelSpec model, const PlanOptions& options);
