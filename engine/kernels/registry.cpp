@@ -44,7 +44,7 @@ Result<const Kernels*> choose_kernels(const std::string& isa) {
                   "link the engine's objects directly: a static archive drops kernels that register themselves");
   }
   if (isa == "auto") return best;
-  if (!named) return Status(Code::usage, "unknown instruction set '" + isa + "'", "one of: " + supported_names());
+  if (!named) return Status(Code::usage, "this build has no kernels for '" + isa + "'", "one of: " + supported_names());
   if (!named->supported()) {
     return Status(Code::usage, "this processor or its operating system does not support '" + isa + "'",
                   "one of: " + supported_names());

@@ -22,14 +22,14 @@ def command(
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Answer this and end; - reads stdin.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-tokens", min=1, help="Longest reply, in tokens.")
+        int | None, typer.Option("-n", "--max-tokens", min=1, max=2**31 - 1, help="Longest reply, in tokens.")
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option("--top-p", min=0, max=1)] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=0, help="0 is off.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=0, max=2**31 - 1, help="0 is off.")] = None,
     min_p: Annotated[float | None, typer.Option("--min-p", min=0, max=1)] = None,
     rep_penalty: Annotated[float | None, typer.Option("--rep-penalty", help="1 is off.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Random unless given.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Random unless given.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the reply before this text; repeatable.")
     ] = None,

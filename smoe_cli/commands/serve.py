@@ -41,7 +41,8 @@ def command(
     ] = None,
     model_id: Annotated[str | None, typer.Option("--model-id", help="Call the model this.")] = None,
     max_tokens: Annotated[
-        int, typer.Option("-n", "--max-tokens", min=1, help="Longest reply where a request does not say.")
+        int,
+        typer.Option("-n", "--max-tokens", min=1, max=2**31 - 1, help="Longest reply unless a request says."),
     ] = 256,
     queue: Annotated[int, typer.Option("--queue", min=0, help="Requests that may wait; more are sent away.")] = 32,
     overflow: Annotated[
@@ -62,10 +63,12 @@ def command(
     chat_template: Annotated[Path | None, typer.Option("--chat-template", help="Jinja file, or a chat.json.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option("--top-p", min=0, max=1)] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=0, help="0 is off.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=0, max=2**31 - 1, help="0 is off.")] = None,
     min_p: Annotated[float | None, typer.Option("--min-p", min=0, max=1)] = None,
     rep_penalty: Annotated[float | None, typer.Option("--rep-penalty", help="1 is off.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="For every request; random unless given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="For every request; random unless given.")
+    ] = None,
     engine: EngineFlags = EngineFlags(),
 ) -> None:
     from smoe_cli.chat.launch import ChatRequest
