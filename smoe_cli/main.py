@@ -87,6 +87,13 @@ def fail(error: SmoeError) -> int:
     return error.exit_code
 
 
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is what it came from: a compiled module that is stopped while it loads says ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line; every outcome is an exit code."""
     try:
@@ -102,6 +109,8 @@ def main(argv: list[str] | None = None) -> Any:
     except SmoeError as error:
         sys.exit(fail(error))
     except ImportError as error:
+        if _interrupted(error):
+            sys.exit(130)
         if "_core" not in str(error):
             raise
         sys.exit(fail(EngineError(f"the compiled part of smoe does not load: {error.msg}", "build it: make build")))

@@ -48,7 +48,8 @@ def text_ids(tokenizer_dir: Path, file: Path | None) -> TextIds:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as text: {error}", "give a UTF-8 text file") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"{path} cannot be read as text: {why}", "give a UTF-8 text file") from None
     ids = TextTokenizer(tokenizer_dir).encode_document(text)
     if len(ids) < 2:
         raise UsageError(f"{path} has no text", "give a text of some pages")

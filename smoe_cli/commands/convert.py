@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # at run time these are imported by the command itself, so th
     from smoe_cli.convert.run import Job
 
 
+FEW_TOKENS = 1000  # of a calibration text: some pages
+
+
 class TerminalUi:
     """Notices, the planned output and a meter, on stderr."""
 
@@ -82,15 +85,9 @@ def _importance(job: Job, text: Path) -> Importance:
     the target folder and removed again. What can be refused is refused before that vault is made; interrupted or
     killed, it stays for the next run. Of a vault that is there already only the text's name is needed."""
     from smoe_cli.convert.calibrate import Importance, collect, name_of
-    from smoe_cli.convert.encodings import SOURCE
     from smoe_cli.convert.run import Options, convert, prepare, require_target
 
     options = job.options
-    if options.quant == SOURCE and not options.roles:
-        raise UsageError(
-            "--calibrate weighs what is quantised anew, and --quant source keeps what is there",
-            "give another --quant, such as q4",
-        )
     require_target(job)
     ids = _ids(job, text)
     if job.vault.exists() and not options.fresh:
@@ -116,11 +113,22 @@ def _importance(job: Job, text: Path) -> Importance:
 
 
 def _ids(job: Job, text: Path) -> list[int]:
+    """The text's own, after what can be refused of it and of the preset."""
     from smoe_cli.bench.ids import text_ids
+    from smoe_cli.convert.encodings import SOURCE, is_plain
     from smoe_cli.convert.tokenizer import write_files
 
+    quant = job.options.quant
+    if (quant == SOURCE or is_plain(quant)) and not job.options.roles:
+        kept = "keeps what is there" if quant == SOURCE else "quantises nothing"
+        raise UsageError(
+            f"--calibrate weighs what is quantised anew, and --quant {quant} {kept}", "give another --quant, such as q4"
+        )
     with tempfile.TemporaryDirectory(prefix="smoe-tokenizer-") as folder:
-        return text_ids(write_files(job.files, Path(folder), "text"), text).ids
+        ids = text_ids(write_files(job.files, Path(folder), "text"), text).ids
+    if len(ids) < FEW_TOKENS:
+        console.say(f"note: {text} is {len(ids)} tokens long; less than {FEW_TOKENS} say little of most experts")
+    return ids
 
 
 def _reading(total: int) -> Callable[[int], None]:
@@ -168,7 +176,7 @@ def command(
             "--calibrate", help="UTF-8 text: columns count by what the model multiplies with them as it reads it."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Threads; every CPU by default.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=0, help="Threads; every CPU by default.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and sizes only; nothing is written.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh/--resume", help="Start over, or continue what was interrupted.")
@@ -186,6 +194,8 @@ def command(
         ui.notice("2 bits without --calibrate TEXT ruin most models: KL 6.5 instead of 1.2 where it was measured")
     try:
         if dry_run:
+            if calibrate is not None:
+                _ids(job, calibrate)
             result = report(job)
         else:
             if calibrate is not None:

@@ -21,6 +21,7 @@ from smoe_cli.families.spec import Family, match_family
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+OF_A_VAULT = ".scout.safetensors"  # what a vault beside the checkpoint ends in
 SCALE_SUFFIX = "_scale_inv"
 SAMPLES_PER_FILE = 64
 SAMPLE_BYTES = 4096
@@ -68,13 +69,11 @@ class Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; CorruptError names the file and the place."""
+    """A JSON object from a file; CorruptError names the file and the place, OSError is the system's refusal."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise UsageError(f"{path.parent} has no {path.name}") from error
-    except OSError as error:
-        raise CorruptError(f"{path} cannot be read: {error}", "download it again") from error
     return parse_json(data, str(path))
 
 
@@ -148,10 +147,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _require_checkpoint(folder: Path) -> None:
     """One line on what was looked for, when the folder holds something else or nothing (exit 2)."""
     if not folder.is_dir():
-        wrong = "is neither a folder nor a GGUF file nor a vault of S-MoE" if folder.exists() else "is not there"
-        raise UsageError(
-            f"{folder} {wrong}", "give a folder with config.json and *.safetensors, a .gguf, or hf:ORG/NAME"
-        )
+        raise _not_a_folder(folder)
     present = {path.name for path in folder.iterdir()}
     looked = f"config.json with {SINGLE} or {INDEX}"
     if "config.json" in present and (SINGLE in present or INDEX in present):
@@ -165,7 +161,22 @@ def _require_checkpoint(folder: Path) -> None:
             f"{folder} holds pickled weights (.bin) only; looked for {looked}", "save it as safetensors first"
         )
     what = "is empty" if not present else "is not a checkpoint"
-    raise UsageError(f"{folder} {what}; looked for {looked}", "give a Hugging Face checkpoint folder")
+    hint = "give a Hugging Face checkpoint folder"
+    weights = sorted(name for name in present if name.endswith(".safetensors"))
+    if "config.json" in present and weights:
+        what = f"has {_some(weights, 3)} and nothing that says which files are the model"
+        hint = f"download its {INDEX}" if len(weights) > 1 else f"rename the file to {SINGLE} if it is the whole model"
+    raise UsageError(f"{folder} {what}; looked for {looked}", hint)
+
+
+def _not_a_folder(path: Path) -> UsageError:
+    """What to give instead of a file that is no checkpoint by itself, or of a path that leads nowhere."""
+    if (path.name in (INDEX, "config.json") or path.suffix == ".safetensors") and path.exists():
+        return UsageError(f"{path} is one file of a checkpoint", f"give its folder: {path.absolute().parent}")
+    if path.suffix == ".smoe" and path.exists():
+        return UsageError(f"{path} is a vault already", "smoe chat and smoe export take it as it is")
+    wrong = "is neither a folder nor a GGUF file nor a vault of S-MoE" if path.exists() else "is not there"
+    return UsageError(f"{path} {wrong}", "give a folder with config.json and *.safetensors, a .gguf, or hf:ORG/NAME")
 
 
 def _quantisation(config: dict[str, Any]) -> tuple[tuple[int, int], Callable[[Checkpoint], None] | None]:
@@ -264,7 +275,8 @@ def _reconcile(
 
 def _notice_strays(checkpoint: Checkpoint) -> None:
     used = {path.name for path in checkpoint.files}
-    strays = sorted(path.name for path in checkpoint.folder.glob("*.safetensors") if path.name not in used)
+    found = [*checkpoint.folder.glob("*.safetensors"), *checkpoint.folder.glob("*.gguf")]
+    strays = sorted(path.name for path in found if path.name not in used and not path.name.endswith(OF_A_VAULT))
     if strays:
         checkpoint.notices.append(f"not part of the checkpoint, not read: {', '.join(strays)}")
 

@@ -109,7 +109,8 @@ def _resolve_head(checkpoint: Checkpoint, arch: Arch, roles: dict[str, str], not
     """Whether the head is the embedding: the config's word, checked against what the checkpoint holds."""
     head = checkpoint.family.source_name("head.weight")
     embed = checkpoint.family.source_name("embed.weight")
-    if roles["head"] == TIED:
+    asked = roles["head"] == TIED
+    if asked:
         arch = replace(arch, tied_head=True)
         roles["head"] = roles["embed"]
     present = checkpoint.tensors.get(head)
@@ -119,6 +120,10 @@ def _resolve_head(checkpoint: Checkpoint, arch: Arch, roles: dict[str, str], not
         if _same_bytes(checkpoint, present, checkpoint.tensors.get(embed)):
             del checkpoint.tensors[head]
             return arch
+        if asked:
+            raise UsageError(
+                f"--role head=tied, but {head} differs from {embed}", "leave it out: the stored head is used"
+            )
         notices.append(
             f"config.json ties the head to the embedding, but {head} differs from {embed}: the stored head is used"
         )

@@ -26,11 +26,12 @@ from smoe_cli.convert.encodings import SOURCE, choose_roles, default_quant
 from smoe_cli.convert.manifest import build_manifest
 from smoe_cli.convert.plan import Plan, make_plan
 from smoe_cli.convert.safetensors import FileReader
-from smoe_cli.convert.sources import model_name, open_source
+from smoe_cli.convert.sources import locate, model_name, open_source
 from smoe_cli.convert.ui import Ui
 from smoe_cli.convert.write import VaultWrite, discard
 from smoe_cli.errors import ResourceError, SmoeError, UsageError
 from smoe_cli.families.arch import arch_json
+from smoe_cli.sizes import show
 
 RATE_LEAST_BYTES = 256 << 20  # of large reads that say something of the disk
 HEADROOM_BYTES = 16 << 20  # manifest, tables, tokenizer files
@@ -99,6 +100,7 @@ def file_errors(hint: str = "the same command continues when this is put right")
 @file_errors()
 def prepare(options: Options, ui: Ui) -> Job:
     """Open, match, plan: everything that can be refused without writing is refused here."""
+    options = replace(options, source=locate(options.source))
     checkpoint = open_source(options.source)
     options = replace(options, quant=options.quant or default_quant(checkpoint.tensors.values()))
     roles = choose_roles(options.quant, options.roles, dense=checkpoint.family.experts is None)
@@ -121,11 +123,15 @@ def _embedding_rows(checkpoint: Checkpoint, plan: Plan, ids: NDArray[np.int64]) 
 
 
 def _stem(options: Options) -> str:
+    """A folder may be called anything, and what an id cannot have becomes "-"; of --name only the file's ending."""
     called = model_name(options.source)
-    named = called if options.source.is_file() and options.quant == SOURCE else f"{called}-{options.quant}"
-    stem = options.name or named
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", called).strip("-._+")
+    if stem and not (options.source.is_file() and options.quant == SOURCE):
+        stem = f"{stem}-{options.quant}"
+    stem = options.name.removesuffix(registry.SUFFIX) or stem
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", stem):
-        raise UsageError(f"{stem!r} cannot name a vault", "pass --name with letters, digits, and . _ + -")
+        allowed = "at most 128 ASCII letters, digits, and . _ + -, a letter or digit first"
+        raise UsageError(f"{options.name or called!r} cannot name a vault", f"pass --name with {allowed}")
     return stem
 
 
@@ -271,6 +277,6 @@ def _require_room(job: Job) -> None:
     free = shutil.disk_usage(job.options.out_dir).free
     if free < needed:
         raise ResourceError(
-            f"{job.options.out_dir} has {free} bytes free, the vault needs {needed}",
+            f"{job.options.out_dir} has {show(free)} free, the vault needs {show(needed)}",
             "free some space, choose another folder with --out, or a smaller --quant",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
+from smoe_cli.convert.checkpoint import OF_A_VAULT, Checkpoint, open_checkpoint
 from smoe_cli.errors import UsageError
 
 SEISMIC = b"SMOE\xde\xea\x00\x01"
@@ -25,11 +25,26 @@ def open_source(path: Path) -> Checkpoint:
     return open_checkpoint(path)
 
 
+def locate(path: Path) -> Path:
+    """The folder or file that is meant: of a repository in the hub's cache the snapshot that its main branch names,
+    else its only one; any other path as it is."""
+    snapshots = path / "snapshots"
+    if not path.resolve().name.startswith("models--") or not snapshots.is_dir():
+        return path
+    main = path / "refs" / "main"
+    named = snapshots / main.read_text(encoding="utf-8").strip() if main.is_file() else snapshots
+    found = [named] if named != snapshots and named.is_dir() else sorted(snapshots.iterdir())
+    if len(found) != 1:
+        names = ", ".join(folder.name for folder in found) or "none"
+        raise UsageError(f"{path} is a repository of the hub's cache; snapshots: {names}", "give the folder of one")
+    return found[0]
+
+
 def _gguf(path: Path) -> Path | None:
     """The GGUF file that is meant: the path itself, or the one model in a folder that holds no other kind."""
     if path.is_file():
         return path if path.suffix == ".gguf" or _begins(path, b"GGUF") else None
-    if not path.is_dir() or any(path.glob("*.safetensors")):
+    if not path.is_dir() or any(not file.name.endswith(OF_A_VAULT) for file in path.glob("*.safetensors")):
         return None
     found = sorted(path.glob("*.gguf"))
     from smoe_cli.convert.gguf.file import model_of

@@ -316,7 +316,7 @@ def test_c16_a_finished_vault_is_left_alone_unless_fresh(tmp_path: Path) -> None
 def test_c16_a_target_without_room_is_refused_before_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = FakeCheckpoint(config_of("mixtral")).write(tmp_path / "src")
     monkeypatch.setattr(run.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    with pytest.raises(ResourceError, match="bytes free") as caught:
+    with pytest.raises(ResourceError, match="free, the vault needs") as caught:
         make(source, tmp_path / "out")
     assert caught.value.exit_code == 3
 

@@ -26,12 +26,12 @@ def test_reserved_room_is_not_asked_for_twice(tmp_path: Path, monkeypatch: pytes
     free(output + HEADROOM_BYTES)
     _require_room(job)
     free(output + HEADROOM_BYTES - 1)
-    with pytest.raises(ResourceError, match="bytes free"):
+    with pytest.raises(ResourceError, match="free, the vault needs"):
         _require_room(job)
     writer = tiny.open(tmp_path)
     free(HEADROOM_BYTES)
     _require_room(job)
     free(HEADROOM_BYTES - 1)
-    with pytest.raises(ResourceError, match="bytes free"):
+    with pytest.raises(ResourceError, match="free, the vault needs"):
         _require_room(job)
     writer.abort()
