@@ -172,6 +172,13 @@ def test_the_tokenizer_survives_a_gguf(tmp_path: Path, make: Any) -> None:
         assert peer.tokenize(text.encode(), add_bos=False) == tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
+def test_a_tensor_without_a_name_in_gguf_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    vault = vault_of(fake_of("jamba", mamba_proj_bias=True).write(tmp_path / "src"), tmp_path, "q8")
+    with pytest.raises(UnsupportedError, match="no name for layers") as caught:
+        exported(vault, "gguf", tmp_path / "out.gguf")
+    assert "safetensors" in caught.value.hint and not (tmp_path / "out.gguf").exists()
+
+
 def test_what_cannot_be_written_is_refused_before_a_byte(tmp_path: Path) -> None:
     fake = fake_of("qwen3_moe")
     vault = vault_of(fake.write(tmp_path / "src"), tmp_path, "q8")

@@ -54,7 +54,8 @@ class GgufExport:
             pattern = "layers.{L}." + canonical[match.end() :] if match else canonical
             sources = names.sources(self.vault.family, pattern)
             if not sources:
-                raise UnsupportedError(f"GGUF has no name for {canonical}, which family {self.vault.family.name} has")
+                named = f"{canonical}, which family {self.vault.family.name} has"
+                raise UnsupportedError(f"GGUF has no name for {named}", "export to safetensors instead")
             name = sources[0].name.replace("{L}", match[1]) if match else sources[0].name
             groups = self._groups(canonical, stored, sources[0].take)
             whole.setdefault(name, []).append(Part(canonical, stored, groups))
