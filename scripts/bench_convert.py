@@ -11,7 +11,9 @@ disk, and the disk holds a few shards at a time. With --kill all shards are writ
 
 Floors: the source at the rate of plain sequential reads (buffered, cold), the target at that of plain sequential writes
 with a flush, and the source at the rate at which --jobs threads encode from memory. The ratio is the slowest floor of
-the first two over the time; bound is the slowest of all three over the time.
+the first two over the time; bound is the slowest of all three over the time. A disk that has one queue for reads and
+writes does both in the time that they take together: so long as nothing but reads and writes happens, directly, in the
+proportion of source and target.
 """
 
 from __future__ import annotations
@@ -215,6 +217,40 @@ def sequential_write(folder: Path, pattern: mmap.mmap, nbytes: int = 1 << 30) ->
     return rate(seconds, nbytes)
 
 
+def copy_rate(parts: list[Shard], folder: Path, pattern: mmap.mmap, share: float) -> float:
+    """Bytes a second read directly, a thread a file, while ``share`` as many are written directly beside it, and
+    flushed: a conversion without its encoder."""
+    nbytes = sum(part.nbytes for part in parts)
+    path = folder / "copy.probe"
+
+    def read(part: Shard) -> None:
+        buffer = mmap.mmap(-1, PIECE)
+        descriptor = os.open(part.path, os.O_RDONLY | os.O_DIRECT)
+        done = 0
+        while count := os.preadv(descriptor, [buffer], done):
+            done += count
+            if count % ALIGNMENT:
+                break
+        os.close(descriptor)
+
+    def write() -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        for at in range(int(share * nbytes) // PIECE):
+            os.pwrite(descriptor, pattern, PIECE * at)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    threads = [threading.Thread(target=read, args=(part,)) for part in parts] + [threading.Thread(target=write)]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - begin
+    path.unlink()
+    return rate(seconds, nbytes)
+
+
 def encoder_rate(encoding: str, jobs: int, seconds: float = 3.0) -> float:
     """Source bytes a second of ``jobs`` threads that encode one expert's matrix from memory."""
     rng = np.random.default_rng(0)
@@ -278,14 +314,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         found = convert_streamed(parts, out, arguments.quant, arguments.jobs, pattern)
         killed = None
-    parts[-1].fill(pattern)
+    for part in parts[-2:]:
+        part.fill(pattern)
     reads, write = sequential_read(parts[-1]), sequential_write(folder, pattern)
     encoder = encoder_rate(arguments.encoder, arguments.jobs)
     target = found["report"]["output_bytes"]
+    copy = copy_rate(parts[-2:], folder, pattern, target / nbytes)
     floors = {
         "read_s": nbytes / reads["buffered"],
         "read_direct_s": nbytes / reads["direct"],
         "write_s": target / write,
+        "copy_s": nbytes / copy,
         "encode_s": nbytes / encoder,
     }
     seconds = found["seconds"]
@@ -299,8 +338,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "read_bytes_s": reads["buffered"],
         "read_direct_bytes_s": reads["direct"],
         "write_bytes_s": write,
+        "copy_bytes_s": copy,
         "encoder_bytes_s": encoder,
         **floors,
+        "of_copy": floors["copy_s"] / seconds,
         "of_disk": max(floors["read_s"], floors["write_s"]) / seconds,
         "of_direct_disk": max(floors["read_direct_s"], floors["write_s"]) / seconds,
         "of_bound": max(floors.values()) / seconds,
