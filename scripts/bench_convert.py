@@ -140,7 +140,11 @@ class Conversion:
     def pause(self, work: Callable[[], None]) -> None:
         begin = time.monotonic()
         self.process.send_signal(signal.SIGSTOP)
-        work()
+        try:
+            work()
+        except BaseException:
+            self.process.kill()  # stopped, it would hold its files for ever
+            raise
         self.process.send_signal(signal.SIGCONT)
         self.stopped_s += time.monotonic() - begin
 

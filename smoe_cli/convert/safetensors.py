@@ -5,6 +5,7 @@ A file is u64 header length, a JSON header {name: {dtype, shape, data_offsets}},
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from smoe_cli.convert.turns import Turns
 from smoe_cli.errors import CorruptError, UnsupportedError
 
 DTYPE_BYTES = {
@@ -108,11 +110,11 @@ class FileReader:
     """Positioned reads from many files and threads; each file is opened once. Large parts of what is not in the page
     cache are read past it: the disk is faster asked for all of it at once, and the cache has other uses.
 
-    ``turns``: what the calling threads hold while they compute; given up while the disk is waited for.
+    ``turns``: what calling threads may have while they compute; given up while the disk is waited for.
     """
 
     def __init__(self) -> None:
-        self.turns: threading.Semaphore | None = None
+        self.turns: Turns | None = None
         self.bytes_read = 0
         self.large_bytes, self.reading_s = 0, 0.0  # of large reads; the time in which there were any
         self._reading, self._reading_since = 0, 0.0
@@ -134,16 +136,16 @@ class FileReader:
             self.bytes_read += nbytes
         if nbytes < LARGE_BYTES:
             return self._read(path, offset, nbytes)
-        turns = self.turns
-        if turns is not None:
-            turns.release()
-        self._begin_reading()
-        try:
-            return self._read_large(path, offset, nbytes)
-        finally:
-            self._end_reading(nbytes)
-            if turns is not None:
-                turns.acquire()
+        with self.waiting():
+            self._begin_reading()
+            try:
+                return self._read_large(path, offset, nbytes)
+            finally:
+                self._end_reading(nbytes)
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around a wait for the disk."""
+        return self.turns.give_up() if self.turns is not None else contextlib.nullcontext()
 
     def _begin_reading(self) -> None:
         with self._lock:
@@ -243,7 +245,8 @@ class SharedReader(FileReader):
             else:
                 self._held.move_to_end(key)
         if found is not None:
-            return self._wait(found)
+            with self._reader.waiting():  # another thread may be reading it still, and needs its turn for that
+                return found.result()
         try:
             mine.set_result(self._reader.read(path, offset, nbytes))
         except BaseException as error:
@@ -251,17 +254,6 @@ class SharedReader(FileReader):
                 self._held.pop(key, None)
             mine.set_exception(error)
         return mine.result()
-
-    def _wait(self, found: Future[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-        """Another thread may be reading it still, and needs its turn for that."""
-        turns = self._reader.turns
-        if found.done() or turns is None:
-            return found.result()
-        turns.release()
-        try:
-            return found.result()
-        finally:
-            turns.acquire()
 
     def _forget_oldest(self) -> None:
         while len(self._held) > 1 and sum(nbytes for _, _, nbytes in self._held) > SHARED_BYTES:

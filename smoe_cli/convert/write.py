@@ -1,5 +1,6 @@
 """Writing a vault from a plan: rows are read, encoded and packed by a pool of threads, outputs written in order. As
-many threads as there are jobs compute at any time; the others read.
+many threads as there are jobs compute at any time; the others read, without waiting for a turn to compute where what
+they read needs no computing.
 
 Memory: outputs in flight (at most ``IN_FLIGHT_BYTES``, or one output) and one chunk of rows per thread. A conversion
 killed at any moment leaves part files only; the next run continues with what is not written yet. Relative errors are
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,13 +27,14 @@ from smoe_cli.convert.encodings import is_plain
 from smoe_cli.convert.matrix import Matrix
 from smoe_cli.convert.plan import PARTS, ExpertOut, Plan, TensorOut
 from smoe_cli.convert.safetensors import ALIGNMENT, FileReader
+from smoe_cli.convert.turns import Turns
 from smoe_cli.errors import SmoeError, from_core
 
 IN_FLIGHT_BYTES = 512 << 20  # the two largest tensors of a trunk, so that reading goes on while one is written
 CHUNK_VALUES = 2 << 20
 WORKER_BYTES_PER_VALUE = 24  # source, its parts, float32
 WORKERS_BYTES = 512 << 20
-READERS = 4  # threads beside those that compute, so that the disk works while they do
+READERS = 8  # threads beside those that compute, so that the disk works while they do
 PANEL_ROWS = 16
 
 Progress = Callable[[int], None]  # source bytes done since the last call
@@ -139,12 +140,11 @@ def _chunks(piece: _Piece, values: int) -> Iterator[tuple[int, int]]:
 
 
 def _encode_chunk(
-    reader: FileReader, piece: _Piece, buffer: NDArray[np.uint8], start: int, stop: int, progress: Progress
+    piece: _Piece, source: str, data: NDArray[Any], buffer: NDArray[np.uint8], start: int, stop: int
 ) -> tuple[float, float]:
     """Encode rows [start, stop) into their place in the buffer; the squared error and the squared norm."""
     rows, cols = stop - start, piece.matrix.cols
     before = int(_core.stored_bytes(piece.encoding, piece.layout, start, cols)) if start else 0
-    source, data = _read_chunk(reader, piece, start, stop)
     try:
         squared, norm = _core.store(
             source, data, rows, cols, piece.encoding, piece.layout, buffer, piece.offset + before, piece.importance
@@ -156,7 +156,6 @@ def _encode_chunk(
         _refuse_odd_value(piece, source, data, start)
         name = piece.matrix.tensor.name
         raise SmoeError(f"{name} has values that {piece.encoding} cannot hold", "choose another encoding for it")
-    progress(piece.matrix.stored_bytes(rows))
     return squared, norm
 
 
@@ -197,7 +196,7 @@ class VaultWrite:
     ) -> None:
         self.importance = importance or Importance()
         self.plan, self.reader, self.jobs = plan, reader, jobs
-        self.turns = threading.Semaphore(jobs)  # of computing
+        self.turns = Turns(jobs)
         self.out_dir, self.stem = out_dir, stem
         trunk = [(t.name, *_st_entry(t), t.nbytes) for t in plan.tensors]
         try:
@@ -264,16 +263,23 @@ class VaultWrite:
         values = min(CHUNK_VALUES, WORKERS_BYTES // (self.jobs * WORKER_BYTES_PER_VALUE))
         pieces = [replace(piece, importance=self.importance.of(piece.name)) for piece in _pieces(out)]
         futures = [
-            (index, pool.submit(self._in_turn, piece, buffer, start, stop, progress))
+            (index, pool.submit(self._make_chunk, piece, buffer, start, stop, progress))
             for index, piece in enumerate(pieces)
             for start, stop in _chunks(piece, values)
         ]
         return _InFlight(out, write, buffer, futures)
 
-    def _in_turn(self, piece: _Piece, buffer: NDArray[np.uint8], start: int, stop: int, progress: Progress) -> Any:
-        """One chunk; while it waits for the disk another computes."""
-        with self.turns:
-            return _encode_chunk(self.reader, piece, buffer, start, stop, progress)
+    def _make_chunk(
+        self, piece: _Piece, buffer: NDArray[np.uint8], start: int, stop: int, progress: Progress
+    ) -> tuple[float, float]:
+        """One chunk: its squared error and squared norm. While it waits for the disk another computes."""
+        read = (self.reader, piece, start, stop)
+        known = _read_chunk(*read) if is_plain(piece.matrix.stored) else None
+        with self.turns.take():
+            source, data = known or _read_chunk(*read)
+            sums = _encode_chunk(piece, source, data, buffer, start, stop)
+        progress(piece.matrix.stored_bytes(stop - start))
+        return sums
 
     def _complete(self, item: _InFlight) -> int:
         """Wait for an output's chunks, note its errors, write it. Returns the bytes it held."""
