@@ -119,7 +119,7 @@ def with_window(flags: EngineFlags, vault: Vault, tokens: int) -> EngineFlags:
     most = vault.manifest["arch"]["max_positions"]
     window = most if flags.ctx == "max" else flags.ctx or min(tokens, most)
     if tokens > int(window):
-        more = "or a larger --ctx" if int(window) < most else "such as --prompt-tokens 45: the model has no larger window"
+        more = "or a larger --ctx" if int(window) < most else "(--prompt-tokens 45): it is all that the model has"
         raise UsageError(
             f"the longest run takes {tokens} tokens and the window is {window}", f"ask for shorter prompts {more}"
         )
