@@ -32,7 +32,7 @@ def locate(path: Path) -> Path:
     if not path.resolve().name.startswith("models--") or not snapshots.is_dir():
         return path
     main = path / "refs" / "main"
-    named = snapshots / main.read_text(encoding="utf-8").strip() if main.is_file() else snapshots
+    named = snapshots / main.read_text("utf-8", "replace").strip() if main.is_file() else snapshots
     found = [named] if named != snapshots and named.is_dir() else sorted(snapshots.iterdir())
     if len(found) != 1:
         names = ", ".join(folder.name for folder in found) or "none"

@@ -32,6 +32,10 @@ def test_a_repository_of_the_hubs_cache_is_its_main_snapshot(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="aaaa, bbbb"):
         planned(repository)
     (repository / "refs").mkdir()
+    for damaged in (b"", b"\xff\xfe\x00", b"cccc"):
+        (repository / "refs" / "main").write_bytes(damaged)
+        with pytest.raises(UsageError, match="aaaa, bbbb"):
+            planned(repository)
     (repository / "refs" / "main").write_text("bbbb")
     assert locate(repository) == repository / "snapshots" / "bbbb"
     job = planned(repository)
