@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from smoe_cli import _core
 from smoe_cli.convert.safetensors import LARGE_BYTES, SHARED_BYTES, FileReader
+from smoe_cli.convert.turns import Turns
 from smoe_cli.errors import CorruptError
 
 
@@ -45,10 +45,10 @@ def test_any_part_is_read(data: tuple[Path, np.ndarray], offset: int, nbytes: in
 def test_what_is_shared_is_read_once_and_forgotten(data: tuple[Path, np.ndarray]) -> None:
     path, values = data
     reader = FileReader()
-    reader.turns = threading.Semaphore(2)
+    turns = reader.turns = Turns(2)
 
     def read(_: int) -> bool:
-        with reader.turns or threading.Semaphore():
+        with turns.take():
             return bool(np.array_equal(reader.shared.read(path, 5, LARGE_BYTES), values[5 : LARGE_BYTES + 5]))
 
     with ThreadPoolExecutor(6) as pool:
@@ -60,7 +60,7 @@ def test_what_is_shared_is_read_once_and_forgotten(data: tuple[Path, np.ndarray]
     assert read(0) and reader.bytes_read == before + LARGE_BYTES
     with pytest.raises(CorruptError):
         reader.shared.read(path, 0, values.size + 1)
-    assert reader.turns._value == 2
+    assert turns._free._value == 2
     reader.close()
 
 
