@@ -276,10 +276,12 @@ std::string fuzz_sampler(Random& r) {
     for (uint8_t& bits : mask) bits = static_cast<uint8_t>(r.below(256));
     const uint8_t* m = masked ? mask.data() : nullptr;
     TokenEvent event;
-    const Status drawn = sampler.probabilities(logits.data(), history, m, p.data());
+    std::vector<float> work = logits;  // a sampler adjusts what it is given
+    const Status drawn = sampler.probabilities(work.data(), history, m, p.data());
     double sum = 0;
     for (double x : p) sum += x;
-    const Status status = sampler.sample(logits.data(), history, history.size(), m, &event);
+    work = logits;
+    const Status status = sampler.sample(work.data(), history, history.size(), m, &event);
     if (drawn.is_ok() != status.is_ok()) return "sample and probabilities disagree";
     if (!status.is_ok()) continue;
     if (event.id < 0 || static_cast<uint32_t>(event.id) >= vocab) return "an id outside the vocabulary";
@@ -304,6 +306,7 @@ bool run_case(uint64_t seed, uint64_t number, bool print) {
   if (wrong.empty()) return true;
   std::printf("fuzz_protocol 0 %llu %llu: %s\n%s\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(number), wrong.c_str(), input.c_str());
+  std::fflush(stdout);  // the process ends without
   return false;
 }
 
