@@ -11,9 +11,9 @@ disk, and the disk holds a few shards at a time. With --kill all shards are writ
 
 Floors: the source at the rate of plain sequential reads (buffered, cold), the target at that of plain sequential writes
 with a flush, and the source at the rate at which --jobs threads encode from memory. The ratio is the slowest floor of
-the first two over the time; bound is the slowest of all three over the time. A disk that has one queue for reads and
-writes does both in the time that they take together: so long as nothing but reads and writes happens, directly, in the
-proportion of source and target.
+the first two over the time. A disk that has one queue for reads and writes does both in the time that they take
+together, and copy is that: nothing but reads and writes, directly, in the proportion of source and target. bound is the
+slowest of all floors over the time.
 """
 
 from __future__ import annotations
@@ -190,19 +190,25 @@ def rate(seconds: float, nbytes: int) -> float:
     return nbytes / seconds
 
 
+def read_through(descriptor: int, step: int) -> int:
+    """Reads a file to its end, ``step`` bytes at once; how many there were."""
+    buffer = mmap.mmap(-1, step)
+    done = 0
+    while count := os.preadv(descriptor, [buffer], done):
+        done += count
+        if count % ALIGNMENT:
+            break
+    return done
+
+
 def sequential_read(part: Shard) -> dict[str, float]:
     """Bytes a second of a cold file: buffered in pieces of 8 MiB, and direct in PIECEs."""
     found = {}
-    buffer = mmap.mmap(-1, PIECE)
     for name, flags, step in (("buffered", 0, 8 << 20), ("direct", os.O_DIRECT, PIECE)):
         descriptor = os.open(part.path, os.O_RDONLY | flags)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         begin = time.monotonic()
-        done = 0
-        while count := os.preadv(descriptor, [memoryview(buffer)[:step]], done):
-            done += count
-            if count % ALIGNMENT:
-                break
+        done = read_through(descriptor, step)
         found[name] = rate(time.monotonic() - begin, done)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
@@ -228,13 +234,8 @@ def copy_rate(parts: list[Shard], folder: Path, pattern: mmap.mmap, share: float
     path = folder / "copy.probe"
 
     def read(part: Shard) -> None:
-        buffer = mmap.mmap(-1, PIECE)
         descriptor = os.open(part.path, os.O_RDONLY | os.O_DIRECT)
-        done = 0
-        while count := os.preadv(descriptor, [buffer], done):
-            done += count
-            if count % ALIGNMENT:
-                break
+        read_through(descriptor, PIECE)
         os.close(descriptor)
 
     def write() -> None:
