@@ -12,6 +12,7 @@ from smoe_cli import _core, settings
 from smoe_cli.errors import SmoeError, UsageError, from_core
 
 SUFFIX = ".smoe"
+SCOUT_SUFFIX = ".scout.safetensors"  # of the file beside it that holds the trunk
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Vault:
 def open_vault(path: Path) -> Vault:
     """A vault from the path of its ``.smoe``, with the cheap checks run. Never raises for a damaged file."""
     stem = path.name.removesuffix(SUFFIX)
-    scout = path.with_name(f"{stem}.scout.safetensors")
+    scout = path.with_name(f"{stem}{SCOUT_SUFFIX}")
     tokenizer_dir = path.with_name(f"{stem}.tokenizer")
     size = sum(part.stat().st_size for part in (path, scout, *_files(tokenizer_dir)) if part.is_file())
     manifest: dict[str, Any] = {}

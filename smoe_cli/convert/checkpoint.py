@@ -18,10 +18,10 @@ from smoe_cli.convert.packed import find_join
 from smoe_cli.convert.safetensors import FileReader, SourceTensor, read_header
 from smoe_cli.errors import CorruptError, UnsupportedError, UsageError
 from smoe_cli.families.spec import Family, match_family
+from smoe_cli.registry import SCOUT_SUFFIX
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-OF_A_VAULT = ".scout.safetensors"  # what a vault beside the checkpoint ends in
 SCALE_SUFFIX = "_scale_inv"
 SAMPLES_PER_FILE = 64
 SAMPLE_BYTES = 4096
@@ -276,7 +276,7 @@ def _reconcile(
 def _notice_strays(checkpoint: Checkpoint) -> None:
     used = {path.name for path in checkpoint.files}
     found = [*checkpoint.folder.glob("*.safetensors"), *checkpoint.folder.glob("*.gguf")]
-    strays = sorted(path.name for path in found if path.name not in used and not path.name.endswith(OF_A_VAULT))
+    strays = sorted(path.name for path in found if path.name not in used and not path.name.endswith(SCOUT_SUFFIX))
     if strays:
         checkpoint.notices.append(f"not part of the checkpoint, not read: {', '.join(strays)}")
 

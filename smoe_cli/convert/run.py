@@ -271,7 +271,7 @@ def require_target(job: Job) -> None:
 def _require_room(job: Job) -> None:
     """Room for what is not there yet: the writer reserves its part files, and what they hold is not asked for twice."""
     parts = [job.vault.with_name(job.vault.name + ".part")]
-    parts.append(job.vault.with_name(f"{job.stem}.scout.safetensors.part"))
+    parts.append(job.vault.with_name(f"{job.stem}{registry.SCOUT_SUFFIX}.part"))
     held = sum(part.stat().st_blocks * 512 for part in parts if part.exists())
     needed = max(job.output_bytes - held, 0) + HEADROOM_BYTES
     free = shutil.disk_usage(job.options.out_dir).free

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smoe_cli.convert.checkpoint import OF_A_VAULT, Checkpoint, open_checkpoint
+from smoe_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from smoe_cli.errors import UsageError
+from smoe_cli.registry import SCOUT_SUFFIX
 
 SEISMIC = b"SMOE\xde\xea\x00\x01"
 
@@ -44,7 +45,7 @@ def _gguf(path: Path) -> Path | None:
     """The GGUF file that is meant: the path itself, or the one model in a folder that holds no other kind."""
     if path.is_file():
         return path if path.suffix == ".gguf" or _begins(path, b"GGUF") else None
-    if not path.is_dir() or any(not file.name.endswith(OF_A_VAULT) for file in path.glob("*.safetensors")):
+    if not path.is_dir() or any(not file.name.endswith(SCOUT_SUFFIX) for file in path.glob("*.safetensors")):
         return None
     found = sorted(path.glob("*.gguf"))
     from smoe_cli.convert.gguf.file import model_of

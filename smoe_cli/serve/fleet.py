@@ -132,7 +132,7 @@ class Fleet:
     def _inside(self, path: Path) -> bool:
         """Whether it and what belongs to it lie in the folder, links followed."""
         stem = path.name.removesuffix(registry.SUFFIX)
-        parts = [path, path.with_name(f"{stem}.scout.safetensors"), path.with_name(f"{stem}.tokenizer")]
+        parts = [path, path.with_name(f"{stem}{registry.SCOUT_SUFFIX}"), path.with_name(f"{stem}.tokenizer")]
         linked = [part for part in parts if part.is_symlink()]
         if all(part.resolve().is_relative_to(self._folder.resolve()) for part in linked) and path.is_file():
             return True
